@@ -1,0 +1,1 @@
+"""derender: the text side of disaggregated LLM serving."""
