@@ -1,0 +1,128 @@
+"""JSON in and out. One decoder per type, one encoder, and errors that name the field, its place and its value.
+
+Decoding is strict: a lone surrogate, invalid UTF-8, NaN or trailing bytes are refused (vLLM answers 500 to some of
+them). Encoding is strict JSON: a float that is not finite is written as null, never as a bare word.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from derender.protocol.errors import InvalidBody
+
+T = TypeVar("T")
+
+_encoder = msgspec.json.Encoder()
+_anything = msgspec.json.Decoder()
+_AT = re.compile(r" - at `(?:key in )?\$?(.*)`$")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_SHOWN = 80  # characters of an offending value in a message
+MIN_LOGPROB = -9999.0
+"""What stands for a logprob that no JSON number can carry (-inf, NaN, overflow), as vLLM writes it."""
+
+encode: Callable[[Any], bytes] = _encoder.encode
+
+
+def encode_text(value: Any) -> str:
+    """`value` as JSON text."""
+    return _encoder.encode(value).decode("utf-8")
+
+
+class Decoder(Generic[T]):
+    """Decodes and validates bodies of one type.
+
+    `lenient_numbers` accepts what Python and JavaScript servers write for a logprob that is not finite (`NaN`,
+    `-Infinity`, `null`, `-1e999`) and reads it as -9999.0 (sgl-project/sglang#5984).
+    """
+
+    def __init__(self, type_: type[T], *, lenient_numbers: bool = False) -> None:
+        self.type = type_
+        self._decoder = msgspec.json.Decoder(type_)
+        self._lenient = lenient_numbers
+
+    def __call__(self, body: bytes | bytearray) -> T:
+        """`body` as a value of the type. Raises `InvalidBody`, whose param is `body.` and the dotted place."""
+        try:
+            if not body.isascii():
+                body.decode("utf-8")  # msgspec passes over the strings of unknown fields
+            return self._decoder.decode(body)
+        except UnicodeDecodeError as error:
+            raise InvalidBody(f"body is not valid UTF-8 (byte {error.start})", param="body") from None
+        except RecursionError:
+            raise InvalidBody("body is nested too deeply", param="body") from None
+        except msgspec.DecodeError as error:
+            if self._lenient:
+                return self._decode_leniently(body, error)
+            raise _explain(error, body) from None
+
+    def _decode_leniently(self, body: bytes | bytearray, error: msgspec.DecodeError) -> T:
+        try:
+            tree = _finite(json.loads(body))
+        except (ValueError, RecursionError):
+            raise _explain(error, body) from None
+        return self.convert(tree)
+
+    def convert(self, tree: Any) -> T:
+        """The same for a value that is already decoded. Raises `InvalidBody`."""
+        try:
+            return msgspec.convert(tree, self.type)
+        except RecursionError:
+            raise InvalidBody("body is nested too deeply", param="body") from None
+        except msgspec.ValidationError as error:
+            raise _explain(error, tree) from None
+
+
+def _finite(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    if key == "logprob" and (value is None or (isinstance(value, float) and not math.isfinite(value))):
+        return MIN_LOGPROB
+    return value
+
+
+def _explain(error: msgspec.DecodeError, body: Any) -> InvalidBody:
+    """The error with a dotted place and the value that stands there."""
+    text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidBody(f"body is not valid JSON: {text[:1].lower()}{text[1:]}", param="body")
+    found = _AT.search(text)
+    reason = text[: found.start()] if found else text
+    missing = re.match(r"Object missing required field `(.*)`$", reason)
+    steps = (
+        [name or int(index) if index != "..." else "..." for name, index in _STEP.findall(found[1])] if found else []
+    )
+    place = ".".join(["body", *map(str, steps), *([missing[1]] if missing else [])])
+    field = place.removeprefix("body.")
+    if missing:
+        return InvalidBody(f"{field}: field required", param=place)
+    value = _lookup(body, steps)
+    shown = (
+        "" if value is _UNKNOWN else f" ({value!r})" if len(repr(value)) <= _SHOWN else f" ({repr(value)[:_SHOWN]}…)"
+    )
+    return InvalidBody(f"{field}: {reason[:1].lower()}{reason[1:]}{shown}", param=place)
+
+
+_UNKNOWN = object()
+
+
+def _lookup(body: Any, steps: list[Any]) -> Any:
+    """The scalar at a place, or `_UNKNOWN` for what is a container, not there, or not decodable."""
+    if isinstance(body, (bytes, bytearray)):
+        try:
+            body = _anything.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return _UNKNOWN
+    for step in steps:
+        try:
+            body = body[step]
+        except (KeyError, IndexError, TypeError):
+            return _UNKNOWN
+    return _UNKNOWN if isinstance(body, (dict, list)) else body

@@ -1,0 +1,146 @@
+"""The derender requests: a generate answer (or one chunk of a stream) with the request that it answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from derender.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
+from derender.protocol.codec import Decoder
+from derender.protocol.common import NonNegative, TokenId
+from derender.protocol.completions import CompletionChunk, CompletionRequest
+from derender.protocol.errors import InvalidBody
+from derender.protocol.generate import GenerateChunk, GenerateResponse, ParseContext
+
+PromptTokenIds = list[TokenId]
+
+
+class DerenderChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/v1/chat/completions/derender`: a whole answer.
+
+    Of `prompt_token_ids` a tail is enough; without it `generate_response.prompt_token_ids` serves, else none.
+    `parse_context` (the rendered request's own) may stand in for an absent `chat_request`.
+    """
+
+    stream: bool = False
+    model: str | None = None
+    generate_response: GenerateResponse
+    prompt_tokens: NonNegative | None = None
+    prompt_token_ids: PromptTokenIds | None = None
+    chat_request: ChatCompletionRequest | None = None
+    parse_context: ParseContext | None = None
+
+
+class DerenderCompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/v1/completions/derender`: one whole answer per prompt."""
+
+    stream: bool = False
+    model: str | None = None
+    generate_responses: list[GenerateResponse]
+    prompt_tokens: list[NonNegative] | None = None
+    prompt_token_ids: list[PromptTokenIds | None] | None = None
+    completion_request: CompletionRequest | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "prompt_token_ids"):
+            value = getattr(self, name)
+            if value is not None and len(value) != len(self.generate_responses):
+                raise ValueError(
+                    f"{name} length ({len(value)}) must equal generate_responses length "
+                    f"({len(self.generate_responses)})"
+                )
+
+
+class VllmStreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's own stream state, from a fleet that has both."""
+
+    prev_tokens: Annotated[list[str], Meta(max_length=1024)] = []
+    prefix_offset: NonNegative = 0
+    read_offset: NonNegative = 0
+    role_sent: bool = False
+    logprob_context_token_ids: Annotated[list[int], Meta(max_length=4)] = []
+    logprob_text_offset: NonNegative = 0
+    output_token_ids: list[TokenId] = []
+    output_chunk_lens: list[Annotated[int, Meta(gt=0)]] = []
+    tools_streamed: bool = False
+    last_tool_call_ids: list[str] = []
+
+
+class DerenderChatStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One chunk of a chat stream. `stream_state` is what the last answer gave (null at first), opaque to the caller.
+
+    `prompt_token_ids` may be a tail, or absent after the first chunk.
+    """
+
+    stream: bool
+    model: str | None = None
+    generate_chunk: GenerateChunk
+    stream_state: Any = None
+    prompt_tokens: NonNegative | None = None
+    prompt_token_ids: PromptTokenIds | None = None
+    chat_request: ChatCompletionRequest | None = None
+    parse_context: ParseContext | None = None
+
+
+class DerenderCompletionStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One chunk of a completions stream."""
+
+    stream: bool
+    model: str | None = None
+    generate_chunk: GenerateChunk
+    stream_state: Any = None
+    prompt_tokens: NonNegative | None = None
+    prompt_token_ids: PromptTokenIds | None = None
+    completion_request: CompletionRequest | None = None
+
+
+class DerenderedChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """`stopped`: a stop string ended the text here; the caller should abort the engine's request."""
+
+    chunk: ChatCompletionChunk
+    stream_state: Any
+    stopped: bool | UnsetType = UNSET
+
+
+class DerenderedCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for completions."""
+
+    chunk: CompletionChunk
+    stream_state: Any
+    stopped: bool | UnsetType = UNSET
+
+
+class _Mode(msgspec.Struct):
+    stream: Any = False
+
+
+_mode = Decoder(_Mode, lenient_numbers=True)
+_chat = Decoder(DerenderChatRequest, lenient_numbers=True)
+_chat_stream = Decoder(DerenderChatStreamRequest, lenient_numbers=True)
+_completion = Decoder(DerenderCompletionRequest, lenient_numbers=True)
+_completion_stream = Decoder(DerenderCompletionStreamRequest, lenient_numbers=True)
+
+
+def is_stream(body: bytes) -> bool:
+    """Whether a derender body means a stream's chunk, so that its errors speak of that branch only.
+
+    Raises `InvalidBody` for a `stream` that is not a boolean.
+    """
+    if b'"stream"' not in body and b"\\u" not in body:
+        return False
+    stream = _mode(body).stream
+    if not isinstance(stream, bool):
+        raise InvalidBody(f"stream: expected `bool` ({stream!r:.80})", param="body.stream")
+    return stream
+
+
+def decode_derender_chat(body: bytes) -> DerenderChatRequest | DerenderChatStreamRequest:
+    """A chat derender body as the branch that was meant. Raises `InvalidBody`."""
+    return _chat_stream(body) if is_stream(body) else _chat(body)
+
+
+def decode_derender_completion(body: bytes) -> DerenderCompletionRequest | DerenderCompletionStreamRequest:
+    """A completions derender body as the branch that was meant. Raises `InvalidBody`."""
+    return _completion_stream(body) if is_stream(body) else _completion(body)
