@@ -1,0 +1,1 @@
+"""Messages → prompt text: Jinja chat templates as transformers renders them."""

@@ -1,0 +1,194 @@
+"""The command line: `serve`, `generate`, and `render`, `derender`, `tokenize` on files for use in a shell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from derender import cli_options as option
+from derender.cli_serve import serve
+
+app = typer.Typer(
+    name="derender",
+    help="The text side of disaggregated LLM serving: API requests to token ids, token ids to API responses.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+
+RequestFile = Annotated[
+    Path, typer.Argument(metavar="REQUEST", help="File with the request's JSON; - is standard input.", allow_dash=True)
+]
+JsonLines = Annotated[bool, typer.Option("--jsonl", help="One request a line in, one answer a line out.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"derender {version('derender')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def render(
+    model: option.ModelArgument,
+    request: RequestFile = Path("-"),
+    jsonl: JsonLines = False,
+    tokenizer: option.Tokenizer = None,
+    max_model_len: option.MaxModelLen = None,
+    chat_template: option.ChatTemplate = None,
+    default_chat_template_kwargs: option.DefaultChatTemplateKwargs = None,
+    generation_config: option.GenerationConfig = "auto",
+) -> None:
+    """Render chat requests, or completions requests (they have a prompt), to generate requests."""
+    from derender.protocol.chat import ChatCompletionRequest
+    from derender.protocol.completions import CompletionRequest
+
+    settings = option.model_settings(
+        tokenizer=tokenizer,
+        max_model_len=max_model_len,
+        chat_template=chat_template,
+        default_chat_template_kwargs=default_chat_template_kwargs,
+        generation_config=generation_config,
+    )
+    from derender.server.operations import decode_invocation
+
+    _answer(model, settings, request, jsonl, decode_invocation, (ChatCompletionRequest, CompletionRequest))
+
+
+@app.command()
+def derender(
+    model: option.ModelArgument,
+    request: RequestFile = Path("-"),
+    jsonl: JsonLines = False,
+    tokenizer: option.Tokenizer = None,
+    max_model_len: option.MaxModelLen = None,
+    stop_strings: option.StopStrings = "engine",
+    tolerate_unknown_ids: option.TolerateUnknownIds = False,
+) -> None:
+    """Derender generate answers, or chunks of a stream, to API answers."""
+    from derender.protocol.derender import (
+        DerenderChatRequest,
+        DerenderChatStreamRequest,
+        DerenderCompletionRequest,
+        DerenderCompletionStreamRequest,
+    )
+
+    settings = option.model_settings(
+        tokenizer=tokenizer,
+        max_model_len=max_model_len,
+        stop_strings=stop_strings,
+        tolerate_unknown_ids=tolerate_unknown_ids,
+    )
+    from derender.server.operations import decode_invocation
+
+    types = (
+        DerenderChatRequest,
+        DerenderChatStreamRequest,
+        DerenderCompletionRequest,
+        DerenderCompletionStreamRequest,
+    )
+    _answer(model, settings, request, jsonl, decode_invocation, types)
+
+
+@app.command()
+def tokenize(
+    model: option.ModelArgument,
+    request: RequestFile = Path("-"),
+    jsonl: JsonLines = False,
+    tokenizer: option.Tokenizer = None,
+    chat_template: option.ChatTemplate = None,
+) -> None:
+    """Tokenize a text (prompt) or a chat (messages), or turn tokens back into text."""
+    from derender.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+    from derender.server.operations import decode_tokens
+
+    settings = option.model_settings(tokenizer=tokenizer, chat_template=chat_template)
+    _answer(model, settings, request, jsonl, decode_tokens, (TokenizeRequest, DetokenizeRequest))
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(metavar="MODEL.gguf", help="GGUF file of the model.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8001,
+) -> None:
+    """Serve a generate server (token ids in, token ids out) with the embedded CPU engine."""
+    try:
+        from derender.server.generate import run_generate
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is not installed: pip install 'derender[engine]'")
+    run_generate(model, host=host, port=port)
+
+
+def _answer(
+    path: str,
+    settings: Any,
+    source: Path,
+    jsonl: bool,
+    decode: Callable[[bytes], Any],
+    types: tuple[type, ...],
+) -> None:
+    """Answers the requests of `source` with the model at `path`, one after the other, up to the first error."""
+    from derender.model import Model, ModelLoadError
+    from derender.protocol.codec import encode
+    from derender.protocol.errors import ApiError, BadRequest
+    from derender.server.operations import ACTIONS
+
+    try:
+        model = Model.load(path, settings=settings)
+    except ModelLoadError as error:
+        _fail(str(error))
+    for body in _bodies(source, jsonl=jsonl):
+        try:
+            request = decode(body)
+            if not isinstance(request, types):
+                names = ", ".join(one.__name__ for one in types)
+                raise BadRequest(f"the body is a {type(request).__name__}; this command takes {names}")
+            answer = encode(ACTIONS[type(request)](model, request, None))
+        except ApiError as error:
+            sys.stdout.flush()
+            sys.stderr.write(encode(error.response()).decode() + "\n")
+            raise typer.Exit(1) from None
+        sys.stdout.buffer.write(answer + b"\n")
+    sys.stdout.flush()
+
+
+def _bodies(source: Path, *, jsonl: bool) -> Iterator[bytes]:
+    try:
+        with sys.stdin.buffer if str(source) == "-" else source.open("rb") as stream:
+            if not jsonl:
+                yield stream.read()
+                return
+            for line in stream:
+                if not line.isspace():
+                    yield line
+    except OSError as error:
+        _fail(f"cannot read {source}: {error.strerror}")
+
+
+def _fail(message: str) -> NoReturn:
+    """Ends with one line on standard error."""
+    typer.echo(f"derender: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def main() -> None:
+    """The entry point of the `derender` command."""
+    app(option.spread(sys.argv[1:]))

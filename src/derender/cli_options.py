@@ -1,0 +1,206 @@
+"""Options of the commands, under vLLM's names, and how their text becomes settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from derender.model import ModelSettings
+
+_MODEL = "Model"
+_MULTIPLES = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+_SPREAD = frozenset({"--served-model-name", "--api-key", "--allowed-origins", "--allowed-methods", "--allowed-headers"})
+
+
+class NamedModel(NamedTuple):
+    """A model to serve; `name` None: under the names of `--served-model-name`, or its own path."""
+
+    name: str | None
+    path: str
+
+
+def named_model(text: str) -> NamedModel:
+    """`NAME=PATH`, or a path alone."""
+    name, equals, path = text.partition("=")
+    if not equals:
+        return NamedModel(None, text)
+    if not name or not path:
+        raise typer.BadParameter(f"{text!r} is not NAME=PATH")
+    return NamedModel(name, path)
+
+
+def length(text: str) -> int:
+    """A number of tokens: `8192`, `32k` (thousands) or `32K` (of 1024), as vLLM reads them."""
+    digits, multiple = (text[:-1], _MULTIPLES[text[-1]]) if text[-1:] in _MULTIPLES else (text, 1)
+    try:
+        number = int(float(digits) * multiple) if multiple > 1 else int(digits)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise typer.BadParameter(f"{text!r} is not a number of tokens")
+    return number
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{text!r} is not a JSON object")
+    return value
+
+
+def string_list(values: Sequence[str] | None) -> tuple[str, ...]:
+    """Strings given by repetition, each of which may be a JSON list of strings, as vLLM's are."""
+    found: list[str] = []
+    for text in values or ():
+        if not text.startswith("["):
+            found.append(text)
+            continue
+        try:
+            items = json.loads(text)
+        except ValueError:
+            items = None
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise typer.BadParameter(f"{text!r} is not a JSON list of strings")
+        found += items
+    return tuple(found)
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments as vLLM's parser takes them: `--served-model-name a b` is two names, `_` is `-`.
+
+    Names are only gathered where the model stands first or is an option too, so that in
+    `serve --served-model-name a MODEL` the model is not a second name.
+    """
+    names = [argument.partition("=")[0].replace("_", "-") for argument in arguments]
+    gather = "--model" in names or (len(arguments) > 1 and not arguments[1].startswith("-"))
+    spread_out: list[str] = []
+    option = ""  # the last one
+    values = 0  # that it has had
+    for name, argument in zip(names, arguments, strict=True):
+        if argument.startswith("--"):
+            option, values = name, 0
+            spread_out.append(name + argument[len(name) :])
+            continue
+        if gather and values and option in _SPREAD:
+            spread_out.append(option)
+        values += 1
+        spread_out.append(argument)
+    return spread_out
+
+
+# ------------------------------------------------------------------------------------------- options of a model
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="Directory, GGUF file or Hugging Face id of the model.", show_default=False),
+]
+Tokenizer = Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's.", rich_help_panel=_MODEL)]
+TokenizerMode = Annotated[str, typer.Option(help="How the tokenizer is loaded.", rich_help_panel=_MODEL)]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.", rich_help_panel=_MODEL)]
+TokenizerRevision = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of the tokenizer.", rich_help_panel=_MODEL)
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        parser=length,
+        metavar="TOKENS",
+        help="Context length, as 32768, 32k or 32K. Default: the model's.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MaxLogprobs = Annotated[int, typer.Option(min=-1, help="Most logprobs that may be asked for.", rich_help_panel=_MODEL)]
+ChatTemplate = Annotated[
+    str | None, typer.Option(help="Chat template: a file, or the text itself.", rich_help_panel=_MODEL)
+]
+ContentFormat = Annotated[
+    str, typer.Option(help="How the template wants content: auto, string or openai.", rich_help_panel=_MODEL)
+]
+TrustRequestChatTemplate = Annotated[
+    bool,
+    typer.Option(
+        "--trust-request-chat-template", help="Let requests bring their own chat template.", rich_help_panel=_MODEL
+    ),
+]
+DefaultChatTemplateKwargs = Annotated[
+    Any,
+    typer.Option(
+        parser=json_object,
+        metavar="JSON",
+        help="Template variables that requests may override.",
+        rich_help_panel=_MODEL,
+    ),
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        help="Where sampling defaults come from: auto (the model), vllm (none), or a directory.", rich_help_panel=_MODEL
+    ),
+]
+OverrideGenerationConfig = Annotated[
+    Any,
+    typer.Option(parser=json_object, metavar="JSON", help="Sampling defaults of your own.", rich_help_panel=_MODEL),
+]
+StopStrings = Annotated[
+    str, typer.Option(help="Who ends text at a stop string: engine or derender.", rich_help_panel=_MODEL)
+]
+TolerateUnknownIds = Annotated[
+    bool,
+    typer.Option(
+        "--tolerate-unknown-ids",
+        help="Read token ids beyond the vocabulary as nothing instead of refusing them.",
+        rich_help_panel=_MODEL,
+    ),
+]
+StrictVllm = Annotated[
+    bool,
+    typer.Option(
+        "--strict-vllm", help="Refuse what vLLM refuses, even where there is no need.", rich_help_panel=_MODEL
+    ),
+]
+ExcludeTools = Annotated[
+    bool,
+    typer.Option(
+        "--exclude-tools-when-tool-choice-none",
+        help="Leave tools out of the prompt when tool_choice is none.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ToolCallParser = Annotated[str | None, typer.Option(help="Output format of tool calls.", rich_help_panel=_MODEL)]
+ReasoningParser = Annotated[str | None, typer.Option(help="Output format of reasoning.", rich_help_panel=_MODEL)]
+EnableAutoToolChoice = Annotated[
+    bool,
+    typer.Option("--enable-auto-tool-choice", help="Let the model choose to call tools.", rich_help_panel=_MODEL),
+]
+ReasoningField = Annotated[
+    str, typer.Option(help="Field of reasoning: reasoning, reasoning_content or both.", rich_help_panel=_MODEL)
+]
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "chat_template_content_format": ("auto", "string", "openai"),
+    "stop_strings": ("engine", "derender"),
+    "reasoning_field": ("reasoning", "reasoning_content", "both"),
+}
+
+
+def model_settings(**options: Any) -> ModelSettings:
+    """The options of a model as its settings. Raises `typer.BadParameter` for a value that is none of the choices."""
+    from derender.model import ModelSettings
+
+    for name, choices in CHOICES.items():
+        value = options.get(name)
+        if value is not None and value not in choices:
+            flag = "--" + name.replace("_", "-")
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=flag)
+    for name in ("default_chat_template_kwargs", "override_generation_config"):
+        if name in options:
+            options[name] = options[name] or {}
+    return ModelSettings(**options)

@@ -1,0 +1,180 @@
+"""One sequence of an answer: ids in, events out. The batch endpoints push once and finish; streams push per chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from derender.derendering.logprobs import LogprobResolver, TokenTexts
+from derender.derendering.model import DerenderModel
+from derender.derendering.options import DerenderOptions
+from derender.derendering.state import ChoiceState
+from derender.derendering.stops import StopMatcher
+from derender.parser.events import ContentText, Event
+from derender.parser.plain import PlainParser
+from derender.protocol.generate import GenerateLogprob
+from derender.tokenizer import Detokenizer
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one push gave. `token_ids` and `logprobs` are those that belong to the output (none after a stop string).
+
+    `stopped`: a stop string ended the text here. `over`: the choice had ended before this push.
+    """
+
+    events: Sequence[Event] = ()
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[GenerateLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    stopped: bool = False
+    over: bool = False
+
+    @property
+    def text(self) -> str:
+        """The visible text."""
+        return "".join([event.text for event in self.events if isinstance(event, ContentText)])
+
+
+class ChoiceStream:
+    """The state of one sequence.
+
+    `continues`: the prompt is known, so the output goes on after it and keeps a leading blank.
+    """
+
+    __slots__ = ("_held_stop", "_matcher", "_model", "_options", "_parser", "count", "ended", "logprobs", "role_sent")
+
+    def __init__(
+        self,
+        texts: TokenTexts,
+        options: DerenderOptions,
+        *,
+        continues: bool = False,
+        state: ChoiceState | None = None,
+    ) -> None:
+        model = texts.model
+        tokenizer = model.tokenizer
+        if state is None:
+            state = ChoiceState.initial(strip_blank=tokenizer.strips_leading_blank and not continues)
+        self._model: DerenderModel = model
+        self._options = options
+        pieces = tokenizer.visible_pieces if options.skip_special_tokens else tokenizer.pieces
+        self._parser = PlainParser(
+            Detokenizer(pieces, strip_blank=state.strip_blank, pending=bytes(state.pending)),
+        )
+        self._held_stop: list[int] = list(state.held_stop)
+        self._matcher = StopMatcher(options.stop, keep=options.keep_stop, held=state.held_text)
+        self.logprobs = LogprobResolver(
+            texts,
+            tokens_as_ids=options.tokens_as_ids,
+            strip=state.logprob_strip,
+            pending=bytes(state.logprob_pending),
+            offset=state.text_offset,
+        )
+        self.count = state.count
+        self.ended = state.ended
+        self.role_sent = state.role_sent
+
+    def push(
+        self,
+        token_ids: Sequence[int] | None,
+        *,
+        logprobs: Sequence[GenerateLogprob] | None = None,
+        finish: bool,
+        finish_reason: str | None = None,
+        stop_reason: int | str | None = None,
+        where: str = "token_ids",
+    ) -> ChoiceDelta:
+        """The next ids of the sequence. `finish` flushes what is held back; nothing comes after it.
+
+        Raises `BadRequest` for ids outside the vocabulary, named by `where` and their position.
+        """
+        if self.ended:
+            return ChoiceDelta(over=True)
+        ids: Sequence[int] = token_ids or ()
+        known = self._model.known_ids(ids, where=where)
+        before = self.count
+        self.count += len(ids)
+        first = before - len(self._held_stop) if ids else before
+        shown = self._without_stop_token(known, finish=finish, stop_reason=stop_reason)
+        if isinstance(stop_reason, str):
+            self._matcher.also(stop_reason)
+        if self._options.stop or isinstance(stop_reason, str):
+            events, kept = self._push_watched(shown, before=first, finish=finish)
+            kept = max(0, kept - before)
+        else:
+            events, kept = self._parser.push(shown), len(ids)
+            if finish:
+                events += self._parser.finish()
+        matched = self._matcher.matched
+        if matched is not None:
+            self.count = before + kept
+            finish_reason, stop_reason = "stop", matched
+        self.ended = finish or matched is not None
+        cut = matched is not None and kept < len(ids)
+        return ChoiceDelta(
+            events=events,
+            token_ids=ids[:kept] if cut else ids,
+            logprobs=logprobs[:kept] if cut and logprobs is not None else logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            stopped=matched is not None,
+        )
+
+    def _without_stop_token(self, ids: Sequence[int], *, finish: bool, stop_reason: int | str | None) -> Sequence[int]:
+        """The ids whose text is output. A last id that ends the output is held back until another one follows it."""
+        options = self._options
+        if not options.hides_stop_token:
+            return ids
+        if self._held_stop and ids:
+            ids = [*self._held_stop, *ids]
+            self._held_stop = []
+        if ids and (ids[-1] in options.stop_ids or (finish and ids[-1] == stop_reason and type(stop_reason) is int)):
+            self._held_stop = [ids[-1]]
+            ids = ids[:-1]
+        return ids
+
+    def _push_watched(self, ids: Sequence[int], *, before: int, finish: bool) -> tuple[list[Event], int]:
+        """Push id by id, looking for stop strings: the events, and how many tokens the output has in all.
+
+        `before`: how many tokens there were before these.
+        """
+        matcher, parser, least = self._matcher, self._parser, self._options.min_tokens
+        events: list[Event] = []
+        count = before
+        for token_id in ids:
+            count += 1
+            self._watch(parser.push((token_id,)), events, live=count > least)
+            if matcher.matched is not None:
+                return events, count
+        if finish:
+            self._watch(parser.finish(), events, live=count > least)
+            if matcher.matched is None and (rest := matcher.finish()):
+                events.append(ContentText(rest))
+        return events, count
+
+    def _watch(self, new: Sequence[Event], events: list[Event], *, live: bool) -> None:
+        for event in new:
+            if not isinstance(event, ContentText):
+                events.append(event)
+            elif text := self._matcher.push(event.text, live=live):
+                events.append(ContentText(text))
+            if self._matcher.matched is not None:
+                return
+
+    def snapshot(self) -> ChoiceState:
+        """The state from which another replica goes on."""
+        strip, *pending = self._parser.snapshot()
+        return ChoiceState(
+            strip_blank=bool(strip),
+            pending=[int(b) for b in pending],
+            held_stop=list(self._held_stop),
+            held_text=self._matcher.held,
+            count=self.count,
+            logprob_strip=self.logprobs.strip,
+            logprob_pending=list(self.logprobs.pending),
+            text_offset=self.logprobs.offset,
+            role_sent=self.role_sent,
+            ended=self.ended,
+        )

@@ -1,0 +1,94 @@
+"""What chat and completions streams share: the state in, the choices moved, the state out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from derender.derendering.bounds import check_stream
+from derender.derendering.choice import ChoiceDelta, ChoiceStream
+from derender.derendering.logprobs import TokenTexts
+from derender.derendering.options import DerenderOptions
+from derender.derendering.state import BadState, ChoiceState, StreamState, decode_state, encode_state
+from derender.protocol.derender import VllmStreamState
+from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
+
+
+class ChoiceStreams:
+    """The choices of one stream. Raises `BadRequest` and `BadState` while it is made."""
+
+    def __init__(
+        self,
+        texts: TokenTexts,
+        options: DerenderOptions,
+        chunk: GenerateChunk,
+        *,
+        state: Any,
+        prompt_token_ids: Sequence[int] | None,
+    ) -> None:
+        self._texts = texts
+        self._options = options
+        self._chunk = chunk
+        model = texts.model
+        longest_stop = max(map(len, options.stop), default=0)
+        decoded = decode_state(state, tokenizer=model.tokenizer, longest_stop=longest_stop)
+        self._vllm = decoded if isinstance(decoded, VllmStreamState) else None
+        self._states = decoded.choices if isinstance(decoded, StreamState) else {}
+        before = max((s.count for s in self._states.values()), default=0)
+        if self._vllm is not None:
+            before = len(self._vllm.output_token_ids)
+        check_stream(model, chunk.choices, prompt=prompt_token_ids, before=before)
+        prompt = prompt_token_ids if prompt_token_ids is not None else chunk.prompt_token_ids
+        self._continues = bool(prompt)
+        self.resumed = self._vllm is not None
+        """Whether the state is vLLM's, which does not tell a completions stream's first chunk."""
+        self.moved: dict[int, ChoiceStream] = {}
+        self.stopped = False
+
+    def push(self) -> Iterator[tuple[GenerateStreamChoice, ChoiceStream, ChoiceDelta]]:
+        """Push the chunk's choices in their order; those of choices that had ended are passed over."""
+        for position, choice in enumerate(self._chunk.choices):
+            stream = self.moved.get(choice.index) or self._open(choice.index)
+            self.moved[choice.index] = stream
+            content = choice.logprobs.content if choice.logprobs is not None else None
+            delta = stream.push(
+                choice.token_ids,
+                logprobs=content,
+                finish=choice.finish_reason is not None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                where=f"generate_chunk.choices.{position}.token_ids",
+            )
+            self.stopped |= delta.stopped
+            if not delta.over:
+                yield choice, stream, delta
+
+    def _open(self, index: int) -> ChoiceStream:
+        if self._vllm is not None:
+            return self._convert(self._vllm)
+        state: ChoiceState | None = self._states.get(str(index))
+        return ChoiceStream(self._texts, self._options, continues=self._continues, state=state)
+
+    def _convert(self, old: VllmStreamState) -> ChoiceStream:
+        """vLLM's state as ours: its ids replayed once, or the bytes that its window has not given out yet."""
+        tokenizer = self._texts.model.tokenizer
+        stream = ChoiceStream(self._texts, self._options, continues=True)
+        if old.output_token_ids:
+            stream.push(old.output_token_ids, finish=False, where="stream_state.output_token_ids")
+        else:
+            unread = [tokenizer.token_id(token) for token in old.prev_tokens[old.read_offset :]]
+            ids = [i for i in unread if i is not None]
+            if len(ids) != len(unread):
+                raise BadState
+            stream.push(ids, finish=False)
+        for token_id in old.logprob_context_token_ids:
+            if not tokenizer.knows(token_id):
+                raise BadState
+            stream.logprobs.step(token_id)
+        stream.logprobs.offset = old.logprob_text_offset
+        stream.role_sent = old.role_sent
+        return stream
+
+    def state(self) -> dict[str, Any]:
+        """The state to give out."""
+        return encode_state({i: stream.snapshot() for i, stream in self.moved.items()}, keep=self._states)

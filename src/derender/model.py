@@ -1,0 +1,170 @@
+"""One served model: all that render and derender need of it, loaded once. The library's front door."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from derender.derendering.chat import derender_chat, derender_chat_chunk
+from derender.derendering.completions import derender_completion_chunk, derender_completions
+from derender.derendering.logprobs import TokenTexts
+from derender.derendering.model import DerenderModel
+from derender.limits import LIMITS
+from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from derender.protocol.completions import CompletionRequest, CompletionResponse
+from derender.protocol.derender import (
+    DerenderChatRequest,
+    DerenderChatStreamRequest,
+    DerenderCompletionRequest,
+    DerenderCompletionStreamRequest,
+    DerenderedChatChunk,
+    DerenderedCompletionChunk,
+)
+from derender.protocol.generate import GenerateRequest
+from derender.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from derender.rendering.model import RenderModel
+from derender.rendering.renderer import Renderer
+from derender.settings import ModelSettings
+from derender.sources import (
+    ModelLoadError,
+    ModelSource,
+    find_source,
+    read_generation_config,
+    sampling_defaults,
+    trim_memory,
+)
+from derender.template.source import TemplateSet
+from derender.tokenizer import Tokenizer, TokenizerBroken
+
+__all__ = ["Model", "ModelLoadError", "ModelSettings"]
+
+DEFAULT_MAX_MODEL_LEN = 2048
+"""Where neither the model nor the operator says one, as vLLM."""
+
+
+class Model:
+    """A loaded model. Immutable, and safe to use from several threads."""
+
+    def __init__(self, source: ModelSource, settings: ModelSettings) -> None:
+        """Raises `ModelLoadError`."""
+        if settings.tool_call_parser or settings.reasoning_parser:
+            raise ModelLoadError(
+                "output formats (--tool-call-parser, --reasoning-parser) are not part of this release: "
+                "reasoning and tool calls stay in the content"
+            )
+        self.path = source.path
+        self.settings = settings
+        self.names = settings.served_model_names or (source.path,)
+        self.created = int(time.time())
+        force = None if settings.tokenizer_mode == "auto" else settings.tokenizer_mode
+        try:
+            self.tokenizer = Tokenizer(source.spec, force=force)
+            self.templates = _templates(source, settings.chat_template)
+        except (TokenizerBroken, ValueError) as error:
+            raise ModelLoadError(f"{source.path}: {error}") from None
+        except OSError as error:
+            raise ModelLoadError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        self.max_model_len = settings.max_model_len or source.max_model_len or DEFAULT_MAX_MODEL_LEN
+        self.max_model_len_known = bool(settings.max_model_len or source.max_model_len)
+        self.vocab_size = max(source.vocab_size or 0, self.tokenizer.vocab_size)
+        eos = self.tokenizer.special_tokens.get("eos_token")
+        eos_id = self.tokenizer.token_id(eos) if eos is not None else None
+        self.eos_token_ids = frozenset(source.eos_token_ids) | ({eos_id} if eos_id is not None else frozenset())
+        defaults = sampling_defaults(
+            {**read_generation_config(settings.generation_config, source), **settings.override_generation_config}
+        )
+        self.renderer = Renderer(
+            RenderModel(
+                name=self.names[0],
+                tokenizer=self.tokenizer,
+                templates=self.templates,
+                max_model_len=self.max_model_len,
+                max_logprobs=settings.max_logprobs,
+                vocab_size=self.vocab_size,
+                sampling_defaults=defaults,
+                content_format=settings.chat_template_content_format,
+                default_chat_template_kwargs=settings.default_chat_template_kwargs,
+                trust_request_chat_template=settings.trust_request_chat_template,
+                exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
+                stop_strings=settings.stop_strings,
+            )
+        )
+        self._texts = TokenTexts(
+            DerenderModel(
+                name=self.names[0],
+                tokenizer=self.tokenizer,
+                eos_token_ids=self.eos_token_ids,
+                max_model_len=self.max_model_len,
+                max_logprobs=settings.max_logprobs,
+                max_n_sequences=LIMITS.max_n_sequences,
+                tolerate_unknown_ids=settings.tolerate_unknown_ids,
+                strict_vllm=settings.strict_vllm,
+            )
+        )
+
+    @classmethod
+    def load(cls, path: str, *, settings: ModelSettings | None = None) -> Model:
+        """A model from a Hugging Face directory, a hub id, or a GGUF file. Raises `ModelLoadError`."""
+        settings = settings or ModelSettings()
+        source = find_source(
+            path,
+            tokenizer=settings.tokenizer,
+            revision=settings.revision,
+            tokenizer_revision=settings.tokenizer_revision,
+        )
+        model = cls(source, settings)
+        del source
+        trim_memory()
+        return model
+
+    @property
+    def unknown_ids(self) -> int:
+        """How many ids outside the vocabulary were let through (`--tolerate-unknown-ids`)."""
+        return self._texts.model.unknown_ids.count
+
+    def render_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
+        """A chat as token ids. Raises `BadRequest`, `InvalidBody`."""
+        return self.renderer.chat(request, request_id=request_id)
+
+    def render_completions(self, request: CompletionRequest, *, request_id: str | None = None) -> list[GenerateRequest]:
+        """One request of token ids per prompt. Raises `BadRequest`, `InvalidBody`."""
+        return self.renderer.completions(request, request_id=request_id)
+
+    def derender_chat(self, request: DerenderChatRequest) -> ChatCompletionResponse:
+        """A whole generate answer as a chat completion. Raises `BadRequest`."""
+        return derender_chat(self._texts, request)
+
+    def derender_chat_chunk(self, request: DerenderChatStreamRequest) -> DerenderedChatChunk:
+        """One chunk of a generate stream as a chat chunk, and the state for the next. Raises `BadRequest`."""
+        return derender_chat_chunk(self._texts, request)
+
+    def derender_completions(self, request: DerenderCompletionRequest) -> CompletionResponse:
+        """Whole generate answers as one completion. Raises `BadRequest`."""
+        return derender_completions(self._texts, request)
+
+    def derender_completion_chunk(self, request: DerenderCompletionStreamRequest) -> DerenderedCompletionChunk:
+        """One chunk of a generate stream as a completion chunk, and the state for the next. Raises `BadRequest`."""
+        return derender_completion_chunk(self._texts, request)
+
+    def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        """The ids of a text or a chat. Raises `BadRequest`, `InvalidBody`."""
+        return self.renderer.tokenize(request)
+
+    def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        """The text of ids, special tokens shown. Raises `BadRequest` for ids outside the vocabulary."""
+        known = self._texts.model.known_ids(request.tokens, where="tokens")
+        return DetokenizeResponse(self.tokenizer.decode(known))
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The model's tokenizer_config, with `tokenizer_class` always there."""
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **self.tokenizer.config}
+
+
+def _templates(source: ModelSource, chosen: str | None) -> TemplateSet | None:
+    if source.directory is not None:
+        found = TemplateSet.load(source.directory, chat_template=chosen)
+    elif chosen is not None:
+        found = TemplateSet.load(None, chat_template=chosen)
+    else:
+        found = TemplateSet(source.templates)
+    return found or None

@@ -1,0 +1,31 @@
+"""The parser of a model without an output format: all that is visible is content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from derender.parser.events import ContentText, Event
+from derender.tokenizer import Detokenizer
+
+
+class PlainParser:
+    """Ids in, content events out. Its state is its detokenizer's."""
+
+    __slots__ = ("_detokenizer",)
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+
+    def push(self, ids: Sequence[int]) -> list[Event]:
+        """The events that these ids complete."""
+        text = self._detokenizer.push(ids)
+        return [ContentText(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        """The events of what was held back. Nothing may be pushed afterwards."""
+        text = self._detokenizer.finish()
+        return [ContentText(text)] if text else []
+
+    def snapshot(self) -> list[int | bool]:
+        """The state: whether a leading blank is still dropped, then the bytes of an unfinished character."""
+        return [self._detokenizer.strips_blank, *self._detokenizer.pending]

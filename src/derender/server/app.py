@@ -1,0 +1,60 @@
+"""The server's application: a registry of models, its routes, metrics and work pool in one ASGI callable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from derender.server.cors import Cors
+from derender.server.http import App
+from derender.server.metrics import ServerMetrics
+from derender.server.pool import WorkPool
+from derender.server.routes import build_routes
+
+if TYPE_CHECKING:
+    from derender.registry import ModelRegistry
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppSettings:
+    """What the application does beside serving its models."""
+
+    max_body_bytes: int = 64 << 20
+    api_keys: Sequence[str] = ()
+    cors: Cors | None = None
+    root_path: str = ""
+    request_id_headers: bool = False
+    tokenizer_info: bool = False
+    docs: bool = True
+
+
+def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: ServerMetrics | None = None) -> App:
+    """The application that serves `registry`."""
+    metrics = metrics or ServerMetrics()
+    pool = WorkPool()
+    app: App
+
+    def running() -> int:
+        return app.running
+
+    routes = build_routes(
+        registry,
+        pool=pool,
+        metrics=metrics,
+        load=running,
+        tokenizer_info=settings.tokenizer_info,
+        docs=settings.docs,
+        root_path=settings.root_path,
+    )
+    app = App(
+        routes,
+        max_body_bytes=settings.max_body_bytes,
+        api_keys=settings.api_keys,
+        metrics=metrics,
+        on_shutdown=(pool.close,),
+        cors=settings.cors,
+        root_path=settings.root_path,
+        request_id_headers=settings.request_id_headers,
+    )
+    return app

@@ -1,0 +1,56 @@
+"""uvicorn's HTTP/1.1 connection, with errors in our envelope and a bound on a request's head."""
+
+from __future__ import annotations
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from derender.protocol.codec import encode
+from derender.protocol.errors import ErrorInfo, ErrorResponse
+
+MAX_HEAD_BYTES = 65536
+"""Of request line and headers, plus at most one network read. The parser has no bound of its own."""
+
+_INVALID = ErrorInfo(message="Invalid HTTP request received.", type="Bad Request", code=400)
+_HEAD_TOO_LARGE = ErrorInfo(
+    message=f"request line and headers are larger than {MAX_HEAD_BYTES} bytes",
+    type="RequestHeaderFieldsTooLargeError",
+    code=431,
+)
+_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+
+
+class Connection(HttpToolsProtocol):
+    """One client connection."""
+
+    _in_head = False
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(_HEAD_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_INVALID)
+
+    def _refuse(self, error: ErrorInfo) -> None:
+        """Answers what no request could be made of, and closes; an answer that is half sent is only cut off."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = encode(ErrorResponse(error))
+            self.transport.write(
+                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+                % (error.code, _REASONS[error.code], len(body), body)
+            )
+        self.transport.close()

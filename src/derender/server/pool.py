@@ -1,0 +1,49 @@
+"""Where long work runs, so that the event loop stays free: a few threads and a bound on what waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from derender.protocol.errors import Unavailable
+
+T = TypeVar("T")
+
+INLINE_BYTES = 65536
+"""Bodies up to this size are worked on in the event loop. 64 KiB of chat take about 1 ms there; handing work to a
+thread and back costs about 0.1 ms, five times the work of a short chat."""
+
+MAX_THREADS = 4
+"""Encoding releases the interpreter lock, the rest does not, so more threads only make the event loop wait longer:
+it gets the lock after at most 5 ms for each running thread."""
+
+MAX_WAITING_BYTES = 1 << 30
+"""Bodies in work or waiting, in bytes. Beyond it new ones are told to come again (503)."""
+
+
+class WorkPool:
+    """Runs functions in threads. `workers`: how many at once."""
+
+    def __init__(self, *, workers: int | None = None, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._executor = ThreadPoolExecutor(
+            workers or min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="derender-work"
+        )
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting_bytes = 0
+
+    async def run(self, function: Callable[[], T], *, size: int) -> T:
+        """`function()` in a thread. `size`: bytes that it holds. Raises what it raises, and `Unavailable` when full."""
+        if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+            raise Unavailable("the server has too much work waiting; try again later")
+        self._waiting_bytes += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        finally:
+            self._waiting_bytes -= size
+
+    async def close(self) -> None:
+        """Ends the threads; what still waits is dropped."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,152 @@
+"""The routes of `derender serve`. A handler decodes, looks the model up, calls one function, encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from derender.protocol.codec import encode
+from derender.protocol.common import ModelList
+from derender.protocol.derender import (
+    DerenderChatRequest,
+    DerenderChatStreamRequest,
+    DerenderCompletionRequest,
+    DerenderCompletionStreamRequest,
+)
+from derender.protocol.generate import GenerateRequest
+from derender.server.http import Handler, Request, Response, Route
+from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
+from derender.server.pool import INLINE_BYTES, WorkPool
+
+if TYPE_CHECKING:
+    from derender.registry import ModelRegistry
+    from derender.server.metrics import ServerMetrics
+
+
+def build_routes(
+    registry: ModelRegistry,
+    *,
+    pool: WorkPool,
+    metrics: ServerMetrics,
+    load: Callable[[], int],
+    tokenizer_info: bool = False,
+    docs: bool = True,
+    root_path: str = "",
+) -> list[Route]:
+    """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on."""
+    routes = [
+        Route("POST", operation.path, _operation(operation, registry, pool, metrics), json_body=True)
+        for operation in (*OPERATIONS, INVOCATION)
+    ]
+    routes += [
+        Route("GET", "/health", _empty, open=True),
+        Route("GET", "/ping", _empty, open=True),
+        Route("POST", "/ping", _empty, open=True),
+        Route("GET", "/version", _fixed(encode({"version": version("derender")}))),
+        Route("GET", "/v1/models", _json(lambda: ModelList(data=registry.cards()))),
+        Route("GET", "/load", _json(lambda: {"server_load": load()})),
+        Route("GET", "/kv_event_sources", _fixed(b"{}")),
+        Route("GET", "/metrics", _metrics(metrics)),
+    ]
+    if tokenizer_info:
+        routes.append(Route("GET", "/tokenizer_info", _tokenizer_info(registry)))
+    if docs:
+        from derender.server.docs_page import docs_routes
+
+        routes += docs_routes(routes, root_path=root_path)
+    return routes
+
+
+def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: ServerMetrics) -> Handler:
+    stages = metrics.stages
+
+    def finish(request: Any, request_id: str | None) -> bytes:
+        started = perf_counter()
+        answer = ACTIONS[type(request)](registry.get(request.model), request, request_id)
+        made = perf_counter()
+        body = encode(answer)
+        stages.model.observe(made - started)
+        stages.encode.observe(perf_counter() - made)
+        count_tokens(metrics, request, answer)
+        return body
+
+    def decode(body: bytes) -> Any:
+        started = perf_counter()
+        request = operation.decode(body)
+        stages.decode.observe(perf_counter() - started)
+        return request
+
+    async def handle(http: Request) -> Response:
+        body = http.body
+        header = http.header(b"x-request-id")
+        request_id = header.decode("latin-1") if header else None
+        if len(body) > INLINE_BYTES:
+            return Response(await pool.run(lambda: finish(decode(body), request_id), size=len(body)))
+        request = decode(body)
+        if brings_template(request):
+            return Response(await pool.run(lambda: finish(request, request_id), size=len(body)))
+        return Response(finish(request, request_id))
+
+    return handle
+
+
+def brings_template(request: Any) -> bool:
+    """Whether a request has a chat template of its own, which may run for seconds before it is stopped."""
+    if getattr(request, "chat_template", None) is not None:
+        return True
+    kwargs = getattr(request, "chat_template_kwargs", None)
+    return kwargs is not None and "chat_template" in kwargs
+
+
+def count_tokens(metrics: ServerMetrics, request: Any, answer: Any) -> None:
+    """Counts what was rendered or derendered."""
+    if isinstance(answer, GenerateRequest):
+        metrics.tokens_rendered.inc(len(answer.token_ids))
+    elif isinstance(answer, list):
+        metrics.tokens_rendered.inc(sum(len(one.token_ids) for one in answer))
+    elif isinstance(request, (DerenderChatStreamRequest, DerenderCompletionStreamRequest)):
+        metrics.tokens_derendered.inc(sum(len(c.token_ids or ()) for c in request.generate_chunk.choices))
+    elif isinstance(request, DerenderChatRequest):
+        metrics.tokens_derendered.inc(sum(len(c.token_ids or ()) for c in request.generate_response.choices))
+    elif isinstance(request, DerenderCompletionRequest):
+        metrics.tokens_derendered.inc(
+            sum(len(c.token_ids or ()) for one in request.generate_responses for c in one.choices)
+        )
+
+
+async def _empty(_: Request) -> Response:
+    return Response(content_type=None)
+
+
+def _fixed(body: bytes) -> Handler:
+    async def handle(_: Request) -> Response:
+        return Response(body)
+
+    return handle
+
+
+def _json(value: Callable[[], Any]) -> Handler:
+    async def handle(_: Request) -> Response:
+        return Response(encode(value()))
+
+    return handle
+
+
+def _tokenizer_info(registry: ModelRegistry) -> Handler:
+    async def handle(request: Request) -> Response:
+        names = parse_qs(request.query.decode("latin-1")).get("model")
+        return Response(encode(registry.get(names[0] if names else None).tokenizer_info()))
+
+    return handle
+
+
+def _metrics(metrics: ServerMetrics) -> Handler:
+    from derender.server.metrics import CONTENT_TYPE
+
+    async def handle(_: Request) -> Response:
+        return Response(metrics.render(), content_type=CONTENT_TYPE)
+
+    return handle

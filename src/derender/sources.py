@@ -1,0 +1,240 @@
+"""Where a model's files are: a Hugging Face directory, a hub id, or a GGUF file, and what they say of its limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from derender.tokenizer.files import (
+    TokenizerBroken,
+    TokenizerSpec,
+    read_json_object,
+    read_tokenizer_directory,
+    tokenizer_spec,
+)
+from derender.tokenizer.gguf import GgufBroken, read_gguf_metadata
+from derender.tokenizer.gguf_tokenizer import GgufUnsupported, gguf_vocabulary
+
+HUB_FILES = (
+    "*.json",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "*.model",
+    "*.tiktoken",
+)
+HUB_IGNORED = ("*.safetensors.index.json", "pytorch_model*.json", "*.bin.index.json")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+_ROPE_IN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+_NO_LIMIT = 10**9
+_SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+
+
+class ModelLoadError(Exception):
+    """A model that cannot be served; one line says what is missing or broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """What a model's files say. `spec` describes the tokenizer; `templates` is what `TemplateSet` takes.
+
+    `max_model_len`: tokens, None where the files do not say. `generation_config` as in its file.
+    """
+
+    path: str
+    spec: TokenizerSpec
+    directory: Path | None
+    templates: Mapping[str, str] | None
+    max_model_len: int | None
+    vocab_size: int | None
+    eos_token_ids: tuple[int, ...]
+    generation_config: Mapping[str, Any]
+
+
+def find_source(
+    path: str, *, tokenizer: str | None, revision: str | None, tokenizer_revision: str | None
+) -> ModelSource:
+    """The files of a model. Raises `ModelLoadError`."""
+    try:
+        if path.endswith(".gguf"):
+            return _gguf(path)
+        directory = _directory(path, revision)
+        other = _directory(tokenizer, tokenizer_revision or revision) if tokenizer else directory
+        return _hugging_face(path, directory, other)
+    except (TokenizerBroken, GgufBroken, GgufUnsupported) as error:
+        raise ModelLoadError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.filename or ''} cannot be read: {error.strerror}") from None
+
+
+def _directory(path: str, revision: str | None) -> Path:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelLoadError(f"{path} is a file, and not a GGUF one; give a directory, a hub id or a .gguf file")
+    if path.startswith(("/", "./", "../", "~")) or not _HUB_ID.fullmatch(path):
+        raise ModelLoadError(f"{path}: no such directory or file")
+    return _from_hub(path, revision)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """A snapshot of a hub model's small files, from its cache where the network is off or away."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_IGNORED)
+            )
+        )
+    except Exception as error:  # the hub's client has many kinds; each means that the model is not to be had
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelLoadError(f"{name}: not a local directory, and not to be had from the hub: {first[:200]}") from None
+
+
+def _hugging_face(path: str, directory: Path, tokenizer: Path) -> ModelSource:
+    spec = read_tokenizer_directory(tokenizer)
+    config = read_json_object(directory / "config.json")
+    generation = read_json_object(directory / "generation_config.json")
+    text = config.get("text_config")
+    text = {**config, **text} if isinstance(text, dict) else config
+    eos = [*_ids(text.get("eos_token_id")), *_ids(config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
+    vocab_size = text.get("vocab_size")
+    return ModelSource(
+        path=path,
+        spec=spec,
+        directory=tokenizer,
+        templates=None,
+        max_model_len=_max_length(text, spec.config),
+        vocab_size=vocab_size if isinstance(vocab_size, int) and vocab_size > 0 else None,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        generation_config=generation,
+    )
+
+
+def _gguf(path: str) -> ModelSource:
+    """A GGUF file alone: vocabulary, merges, special tokens and chat template are in its metadata."""
+    if not Path(path).is_file():
+        raise ModelLoadError(f"{path}: no such file")
+    vocabulary = gguf_vocabulary(read_gguf_metadata(path))
+    tokens = {i: token for token, i in _named_ids(vocabulary.tokenizer_json)}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name in ("bos", "eos", "pad", "unk"):
+        token_id = getattr(vocabulary, f"{name}_token_id", None)
+        if token_id in tokens:
+            config[f"{name}_token"] = tokens[token_id]
+    return ModelSource(
+        path=path,
+        spec=tokenizer_spec(_gguf_reader(path), config=config),
+        directory=None,
+        templates=vocabulary.chat_templates,
+        max_model_len=vocabulary.context_length,
+        vocab_size=vocabulary.vocab_size,
+        eos_token_ids=vocabulary.eos_token_ids,
+        generation_config={},
+    )
+
+
+def _gguf_reader(path: str) -> Callable[[], bytes]:
+    def read() -> bytes:
+        tree = gguf_vocabulary(read_gguf_metadata(path)).tokenizer_json
+        return json.dumps(tree, ensure_ascii=False).encode("utf-8")
+
+    return read
+
+
+def _named_ids(tree: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    vocab = tree["model"]["vocab"]
+    yield from vocab.items() if isinstance(vocab, dict) else ((token, i) for i, (token, _) in enumerate(vocab))
+    for added in tree.get("added_tokens", ()):
+        yield added["content"], added["id"]
+
+
+def _ids(value: Any) -> list[int]:
+    if isinstance(value, bool):
+        return []
+    if isinstance(value, int):
+        return [value]
+    return [i for i in value if isinstance(i, int)] if isinstance(value, list) else []
+
+
+def _max_length(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int | None:
+    """The longest context, as vLLM 0.32 derives it: the least of the config's limits and the tokenizer's
+    `model_max_length`, times a linear RoPE factor; YaRN's and Llama 3's are in the limits already."""
+    lengths = [v for key in _LENGTH_KEYS if (v := _positive(config.get(key))) is not None]
+    said = tokenizer_config.get("model_max_length")
+    if isinstance(said, (int, float)) and 0 < said < _NO_LIMIT:  # transformers writes 1e30 for "not known"
+        lengths.append(int(said))
+    if not lengths:
+        return None
+    longest = min(lengths)
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "longrope":
+            return _positive(config.get("original_max_position_embeddings")) or longest
+        factor = rope.get("factor")
+        if kind not in _ROPE_IN_LIMIT and isinstance(factor, (int, float)) and factor > 0:
+            return int(longest * factor)
+    return longest
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """The RoPE parameters, one set or one for each kind of layer. Gemma 3's limit has its factor in it already."""
+    if "gemma3" in str(config.get("model_type", "")):
+        return
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, dict):
+        nested = [value for value in rope.values() if isinstance(value, dict)]
+        yield from nested or [rope]
+
+
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling defaults that a generation_config sets; its max_new_tokens is our max_tokens."""
+    found = {key: generation_config[key] for key in _SAMPLING_KEYS if generation_config.get(key) is not None}
+    if generation_config.get("max_new_tokens") is not None:
+        found["max_tokens"] = generation_config["max_new_tokens"]
+    return found
+
+
+def read_generation_config(where: str, source: ModelSource) -> Mapping[str, Any]:
+    """`--generation-config`: auto (the model's own), vllm (none), or a directory or file. Raises `ModelLoadError`."""
+    if where == "auto":
+        return source.generation_config
+    if where == "vllm":
+        return {}
+    path = Path(where)
+    file = path / "generation_config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ModelLoadError(f"--generation-config {where}: no such directory or file")
+    try:
+        return read_json_object(file)
+    except TokenizerBroken as error:
+        raise ModelLoadError(f"--generation-config {error}") from None
+
+
+def trim_memory() -> None:
+    """Give what a load freed back to the system, where the C library can (glibc)."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return

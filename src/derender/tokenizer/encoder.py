@@ -1,0 +1,98 @@
+"""Text → ids. fastokens where it proved equal to `tokenizers` on a corpus at load; `tokenizers` otherwise, visibly."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from derender.tokenizer.corpus import verification_corpus
+from derender.tokenizer.files import TokenizerBroken, TokenizerSpec
+
+EncoderName = Literal["fastokens", "tokenizers"]
+
+
+class _Encodes(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any: ...
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """What encodes for a model. `reason` says why it is not the faster one; empty where it is."""
+
+    name: EncoderName
+    reason: str
+
+
+class Encoder:
+    """Encodes for one model; safe to use from several threads.
+
+    The reference is loaded again only when offsets are asked for, since fastokens has none.
+    """
+
+    def __init__(self, spec: TokenizerSpec, *, force: EncoderName | None = None) -> None:
+        """Raises `TokenizerBroken` if the tokenizer cannot be loaded, or not with the encoder that is forced."""
+        self._reload = spec.reload
+        self._lock = threading.Lock()
+        self._reference: Any = None
+        self._fast: Any = None
+        reason = "asked for by --tokenizer-mode" if force == "tokenizers" else ""
+        if not reason:
+            reason = self._try_fast(spec)
+            if reason and force == "fastokens":
+                raise TokenizerBroken(f"fastokens cannot be used for this tokenizer: {reason}")
+        self.choice = EncoderChoice(name="tokenizers" if reason else "fastokens", reason=reason)
+        if reason:
+            self._load_reference(spec)
+
+    def _try_fast(self, spec: TokenizerSpec) -> str:
+        """Load fastokens and hold it against the reference; the reason why not, or an empty string."""
+        corpus = verification_corpus(token.content for token in spec.added_tokens)
+        reference = self._load_reference(spec)
+        truth = [[reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)]
+        try:
+            from fastokens import Tokenizer
+
+            del reference
+            self._reference = None  # its memory is used again
+            fast = Tokenizer.from_json_str(spec.json_text.decode("utf-8"))
+            fast.no_truncation()
+            fast.no_padding()
+            for add, expected in zip((False, True), truth, strict=True):
+                for text, ids in zip(corpus, expected, strict=True):
+                    if list(fast.encode(text, add_special_tokens=add).ids) != ids:
+                        return f"it encodes {text[:40]!r} otherwise than tokenizers"
+        except ImportError as error:
+            return f"it cannot be imported: {error}"
+        except Exception as error:  # a Rust library's own exception types: any of them means "not this tokenizer"
+            return f"it refuses this tokenizer: {str(error).splitlines()[0][:160]}"
+        self._fast = fast
+        return ""
+
+    def _load_reference(self, spec: TokenizerSpec | None = None) -> Any:
+        with self._lock:
+            if self._reference is None:
+                from tokenizers import Tokenizer
+
+                text = (spec or self._reload()).json_text
+                try:
+                    reference = Tokenizer.from_str(text.decode("utf-8"))
+                except Exception as error:  # tokenizers raises bare Exception
+                    raise TokenizerBroken(f"tokenizer.json cannot be loaded: {str(error)[:200]}") from None
+                reference.no_truncation()
+                reference.no_padding()
+                self._reference = reference
+            return self._reference
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text; special tokens spelled in it become their ids, as in the reference."""
+        encoder = self._fast or self._reference
+        ids: list[int] = encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids and, for each, its (start, end) in characters of the text. Uses the reference."""
+        encoding = self._load_reference().encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets

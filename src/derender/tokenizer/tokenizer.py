@@ -1,0 +1,109 @@
+"""One model's tokenizer: text → ids by the encoder, ids → bytes by the piece table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from derender.tokenizer.detokenizer import Detokenizer
+from derender.tokenizer.encoder import Encoder, EncoderChoice, EncoderName
+from derender.tokenizer.files import TokenizerSpec, read_tokenizer_directory
+from derender.tokenizer.pieces import build_pieces, spelling
+
+
+class Tokenizer:
+    """Both ways between text and ids. Immutable after load; safe to use from several threads."""
+
+    def __init__(self, spec: TokenizerSpec, *, force: EncoderName | None = None) -> None:
+        """Raises `TokenizerBroken`."""
+        how = spelling(spec.decoder)
+        table = build_pieces(spec, how)
+        self.vocab_size = self.empty_id = len(table)
+        """One past the highest id; as an id it stands for one outside the vocabulary, with an empty piece."""
+        self.pieces: list[bytes] = [*(piece or b"" for piece in table), b""]
+        """id → bytes; empty for a hole of the vocabulary (see `knows`)."""
+        self.holes = frozenset(i for i, piece in enumerate(table) if piece is None)
+        self.special_ids = frozenset(token.id for token in spec.added_tokens if token.special)
+        self.added_tokens = spec.added_tokens
+        self.visible_pieces = list(self.pieces)
+        """The same with special tokens empty: what `skip_special_tokens` shows."""
+        for i in self.special_ids:
+            self.visible_pieces[i] = b""
+        self.strips_leading_blank = how.strips_leading_blank
+        self.special_tokens = dict(spec.special_tokens)
+        self.config = spec.config
+        self.max_chars_per_token = max(map(len, self.pieces))
+        self._reload = spec.reload
+        self._vocab: Mapping[str, int] | None = None
+        self._added = {token.content: token.id for token in spec.added_tokens}
+        self._spellings: list[str] | None = None
+        self._encoder = Encoder(spec, force=force)
+
+    @classmethod
+    def from_directory(cls, directory: str | os.PathLike[str], *, force: EncoderName | None = None) -> Tokenizer:
+        """The tokenizer of a Hugging Face directory. Raises `TokenizerBroken`."""
+        return cls(read_tokenizer_directory(directory), force=force)
+
+    @property
+    def encoder(self) -> EncoderChoice:
+        """Which library encodes, and why not the faster one."""
+        return self._encoder.choice
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text, equal to the reference tokenizer's."""
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_with_offsets(
+        self, text: str, *, add_special_tokens: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids and, for each, its (start, end) in characters of the text."""
+        return self._encoder.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+
+    def knows(self, token_id: int) -> bool:
+        """Whether an id is in the vocabulary."""
+        return 0 <= token_id < self.vocab_size and token_id not in self.holes
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry by its spelling, None if there is none."""
+        found = self._added.get(token)
+        return self._vocabulary().get(token) if found is None else found
+
+    def _vocabulary(self) -> Mapping[str, int]:
+        """Spelling → id; read again when it is first asked for, since few requests need it."""
+        if self._vocab is None:
+            self._vocab = self._reload().vocab
+        return self._vocab
+
+    def piece(self, token_id: int) -> bytes:
+        """The exact bytes of a token. Raises IndexError outside the vocabulary."""
+        if not 0 <= token_id < self.vocab_size:
+            raise IndexError(token_id)
+        return self.pieces[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """What a token reads as alone: its text, `""` if it ends inside a character."""
+        decoder = Detokenizer(self.pieces)
+        return decoder.push((token_id,))
+
+    def token_string(self, token_id: int) -> str:
+        """The vocabulary's own spelling (`Ġworld`), `""` outside the vocabulary."""
+        if self._spellings is None:
+            spellings = [""] * self.vocab_size
+            for token, i in self._vocabulary().items():
+                spellings[i] = token
+            for token, i in self._added.items():
+                spellings[i] = token
+            self._spellings = spellings
+        return self._spellings[token_id] if 0 <= token_id < self.vocab_size else ""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of known ids. Equal to the reference's decode, but for bytes that are no UTF-8."""
+        decoder = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return decoder.push(ids) + decoder.finish()
+
+    def detokenizer(self, *, skip_special_tokens: bool, continues: bool = False) -> Detokenizer:
+        """A new detokenizer. `continues`: the text goes on after a prompt, so a leading blank is its own."""
+        return Detokenizer(
+            self.visible_pieces if skip_special_tokens else self.pieces,
+            strip_blank=self.strips_leading_blank and not continues,
+        )
