@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
-    from derender.model import ModelSettings
+    from derender.settings import ModelSettings
 
 _MODEL = "Model"
 _MULTIPLES = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
@@ -103,7 +103,7 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="Directory, GGUF file or Hugging Face id of the model.", show_default=False),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's.", rich_help_panel=_MODEL)]
-TokenizerMode = Annotated[str, typer.Option(help="How the tokenizer is loaded.", rich_help_panel=_MODEL)]
+TokenizerMode = Annotated[str, typer.Option(help="What encodes: auto, tokenizers or fastokens.", rich_help_panel=_MODEL)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.", rich_help_panel=_MODEL)]
 TokenizerRevision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of the tokenizer.", rich_help_panel=_MODEL)
@@ -185,6 +185,7 @@ ReasoningField = Annotated[
 ]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    "tokenizer_mode": ("auto", "tokenizers", "fastokens"),
     "chat_template_content_format": ("auto", "string", "openai"),
     "stop_strings": ("engine", "derender"),
     "reasoning_field": ("reasoning", "reasoning_content", "both"),
@@ -193,7 +194,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 def model_settings(**options: Any) -> ModelSettings:
     """The options of a model as its settings. Raises `typer.BadParameter` for a value that is none of the choices."""
-    from derender.model import ModelSettings
+    from derender.settings import ModelSettings
 
     for name, choices in CHOICES.items():
         value = options.get(name)

@@ -13,7 +13,7 @@ import typer
 from derender import cli_options as option
 
 if TYPE_CHECKING:
-    from derender.model import ModelSettings
+    from derender.settings import ModelSettings
     from derender.registry import ModelRegistry
 
 _HTTP = "HTTP"
@@ -50,9 +50,7 @@ def serve(
     ] = None,
     ssl_keyfile: Annotated[str | None, _http(help="File of the TLS key.")] = None,
     ssl_certfile: Annotated[str | None, _http(help="File of the TLS certificate.")] = None,
-    ssl_ca_certs: Annotated[
-        str | None, _http(help="File of the certificates that clients' ones must be signed by.")
-    ] = None,
+    ssl_ca_certs: Annotated[str | None, _http(help="File of certificates that sign clients' ones.")] = None,
     ssl_cert_reqs: Annotated[int, _http(min=0, max=2, help="Client certificate: 0 none, 1 optional, 2 required.")] = 0,
     root_path: Annotated[str, _http(help="Path under which a proxy serves this.")] = "",
     allowed_origins: Annotated[list[str] | None, _http(help="Origins of browsers; * is all, none the default.")] = None,

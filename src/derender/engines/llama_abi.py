@@ -1,4 +1,4 @@
-"""The C interface of llama.cpp and llguidance as the xllamacpp wheel exports it, and the checks that it is the known one.
+"""The C interface of llama.cpp and llguidance as the xllamacpp wheel exports it, checked to be the known one.
 
 The wheel's own server layer cannot give exact ids: it holds back tokens whose bytes are not yet whole UTF-8, and in
 streams, and in its logprobs, only the last of them is ever reported (seen with 2026.10: of the three ids of one emoji
@@ -28,13 +28,13 @@ class EngineUnavailable(Exception):
 class ModelParams(ctypes.Structure):
     """`llama_model_params`, passed on as it came; larger than the real one, which is harmless by value."""
 
-    _fields_ = [("opaque", c_uint8 * 1024)]  # noqa: RUF012
+    _fields_ = [("opaque", c_uint8 * 1024)]
 
 
 class ContextParams(ctypes.Structure):
     """`llama_context_params`: its first fields, and room for the others."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("n_ctx", c_uint32),
         ("n_batch", c_uint32),
         ("n_ubatch", c_uint32),
@@ -46,7 +46,7 @@ class ContextParams(ctypes.Structure):
 class Batch(ctypes.Structure):
     """`llama_batch`: columns of `n_tokens` rows."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("n_tokens", c_int32),
         ("token", POINTER(c_int32)),
         ("embd", c_void_p),
@@ -60,13 +60,13 @@ class Batch(ctypes.Structure):
 class Candidate(ctypes.Structure):
     """`llama_token_data`. Three 4-byte fields: the logits of an array of them are every third float."""
 
-    _fields_ = [("id", c_int32), ("logit", c_float), ("p", c_float)]  # noqa: RUF012
+    _fields_ = [("id", c_int32), ("logit", c_float), ("p", c_float)]
 
 
 class Candidates(ctypes.Structure):
     """`llama_token_data_array`: what samplers filter, reorder and select from."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("data", c_void_p),
         ("size", c_size_t),
         ("selected", c_int64),
@@ -77,7 +77,7 @@ class Candidates(ctypes.Structure):
 class TokenizerInit(ctypes.Structure):
     """`LlgTokenizerInit` with room for fields that newer versions add (zero is their default)."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("vocab_size", c_uint32),
         ("tok_eos", c_uint32),
         ("token_lens", c_void_p),
@@ -180,7 +180,7 @@ class Library:
         missing = [name for name in _FUNCTIONS if not self._bind(name, _FUNCTIONS[name])]
         if missing:
             raise EngineUnavailable(f"xllamacpp {self.version} does not export {', '.join(missing)}")
-        self.guided = all([self._bind(name, _GUIDANCE[name]) for name in _GUIDANCE])
+        self.guided = all(self._bind(name, _GUIDANCE[name]) for name in _GUIDANCE)
         self.llama_log_set(_log_callback, None)
         self.llama_backend_init()
         self._check()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import UNSET
 
+from derender.limits import LIMITS
 from derender.protocol.codec import encode_text
 from derender.protocol.common import StructuredOutputs
 from derender.protocol.errors import BadRequest, NotFound
@@ -74,12 +74,8 @@ class Limits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int = 20
+    max_n: int = LIMITS.max_n_sequences
     constraints: Collection[ConstraintKind] = field(default_factory=frozenset)
-
-
-def max_sequences() -> int:
-    """The most choices of one request: VLLM_MAX_N_SEQUENCES, 16384 where it is not set."""
-    return int(os.environ.get("VLLM_MAX_N_SEQUENCES", "16384"))
 
 
 def plan(request: GenerateRequest, limits: Limits, *, random_seed: Callable[[], int]) -> Plan:
@@ -92,12 +88,11 @@ def plan(request: GenerateRequest, limits: Limits, *, random_seed: Callable[[], 
     _check_ids("token_ids", request.token_ids, limits.vocab_size)
     logprobs = _logprobs(p, limits)
     n = _value(p.n, 1)
-    most = max_sequences()
     if n < 1:
         raise BadRequest(f"n must be at least 1, got {n}.", param="n")
-    if n > most:
+    if n > limits.max_n:
         raise BadRequest(
-            f"n must be at most {most}, got {n}. "
+            f"n must be at most {limits.max_n}, got {n}. "
             "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.",
             param="n",
         )
@@ -163,7 +158,9 @@ def _refuse_what_is_not_done(request: GenerateRequest) -> None:
         if getattr(request, name):
             raise BadRequest(f"{name} is not supported: this engine transfers no caches", param=name)
     if _value(p.bad_words, None):
-        raise BadRequest("bad_words is not supported: it needs a tokenizer, and this server has none", param="bad_words")
+        raise BadRequest(
+            "bad_words is not supported: it needs a tokenizer, and this server has none", param="bad_words"
+        )
     for name in (
         "prompt_logprobs",
         "prompt_logprob_token_ids",

@@ -1,6 +1,6 @@
 """Continuous batching on one thread: sequences wait, take a slot, are prefilled in pieces and sampled step by step.
 
-The thread owns the backend. Everything that comes out of it goes through a job's `sink`, which is called on that thread.
+The thread owns the backend. What comes out of it goes through a job's `sink`, which is called on that thread.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Backend(Protocol):
 class Token(NamedTuple):
     """What a sink gets: one token of one choice, or the end of a choice without one (`token` None)."""
 
-    index: int
+    choice: int
     token: int | None = None
     logprob: GenerateLogprob | None = None
     finish_reason: str | None = None
@@ -300,7 +300,12 @@ class Scheduler:
         sequence = slot.sequence
         assert sequence is not None
         assert sequence.sampler is not None
-        drawn = sequence.sampler.sample(row)
+        try:
+            drawn = sequence.sampler.sample(row)
+        except ApiError as error:
+            self._leave(slot)
+            sequence.job.sink(error)
+            return
         if drawn is None:
             self._leave(slot)
             sequence.job.sink(Token(sequence.index, finish_reason="stop"))

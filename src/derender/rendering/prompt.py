@@ -129,14 +129,20 @@ class PromptEncoder:
         return Prompt(ids)
 
     def check_ids(self, ids: Sequence[int], *, place: str) -> None:
-        """Raises BadRequest that names the first id which is not in the model's vocabulary."""
-        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
-            index, wrong = next((i, t) for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
-            raise refuse(
-                f"Token id {wrong} is out of vocabulary: {place}[{index}] must be from 0 to {self._vocab_size - 1}",
-                param=place.partition("[")[0],
-                value=wrong,
-            )
+        """Raises InvalidBody for a negative id, BadRequest for one beyond the model's vocabulary (vllm#35231), both
+        naming the first such id and where it stands in the field `place`."""
+        if not ids or (min(ids) >= 0 and max(ids) < self._vocab_size):
+            return
+        index, wrong = next((i, token) for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
+        where = f"{place}[{index}]"
+        if wrong < 0:
+            dotted = where.replace("[", ".").replace("]", "")
+            raise InvalidBody(f"{where}: token id {wrong} must be greater than or equal to 0", param=f"body.{dotted}")
+        raise refuse(
+            f"Token id {wrong} is out of vocabulary: {where} must be from 0 to {self._vocab_size - 1}",
+            param=place.partition("[")[0],
+            value=wrong,
+        )
 
     def check_length(self, ids: Sequence[int]) -> None:
         """Raises BadRequest for more ids than the context holds. No room for output is found by `room`."""
@@ -186,7 +192,8 @@ class PromptEncoder:
 def completion_prompts(prompt: Any) -> list[str | list[int]]:
     """The prompts in a completions request's `prompt`: a text, texts, ids, or lists of ids.
 
-    Lists of ids are not copied. Raises InvalidBody for anything else, naming the place of what is wrong.
+    Lists of ids are not copied, and what ids they hold is not checked. Raises InvalidBody for anything else, naming the
+    place of what is wrong.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -198,7 +205,6 @@ def completion_prompts(prompt: Any) -> list[str | list[int]]:
         )
     kinds = set(map(type, prompt))
     if kinds == {int}:
-        _check_not_negative(prompt, "prompt")
         return [prompt]
     if kinds <= {str}:
         return prompt
@@ -210,7 +216,6 @@ def completion_prompts(prompt: Any) -> list[str | list[int]]:
                     f"prompt[{index}][{number}] must be a token id (an integer), not {_called(wrong)}",
                     param=f"body.prompt.{index}.{number}",
                 )
-            _check_not_negative(ids, f"prompt[{index}]")
         return prompt
     index, wrong = next((i, x) for i, x in enumerate(prompt) if type(x) is not type(prompt[0]) or type(x) not in _KINDS)
     raise InvalidBody(
@@ -221,15 +226,6 @@ def completion_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 _KINDS = (str, int, list)
-
-
-def _check_not_negative(ids: list[int], place: str) -> None:
-    if ids and min(ids) < 0:
-        index, wrong = next((i, x) for i, x in enumerate(ids) if x < 0)
-        path = place.replace("[", ".").replace("]", "")
-        raise InvalidBody(
-            f"{place}[{index}]: token id {wrong} must be greater than or equal to 0", param=f"body.{path}.{index}"
-        )
 
 
 def _called(value: Any) -> str:

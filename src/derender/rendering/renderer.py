@@ -206,9 +206,10 @@ class Renderer:
                     offsets=bool(request.return_token_offsets),
                 )
             else:
-                place = "prompt" if given is request.prompt else f"prompt[{index}]"
-                prompt = self._prompts.of_ids(given, place=place, truncation=truncation)
-            ids = _not_empty(prompt.ids, f": prompt[{index}] has no tokens" if not prompt.ids else "")
+                prompt = self._prompts.of_ids(
+                    given, place="prompt" if given is request.prompt else f"prompt[{index}]", truncation=truncation
+                )
+            ids = _not_empty(prompt.ids, place=f"prompt[{index}]")
             length = len(ids)
             if length not in made:
                 made[length] = self._finish(params, prompt, asked)
@@ -274,9 +275,9 @@ def _given(kwargs: Any) -> Json:
     return {name: value for name, value in kwargs.items() if value not in _NO_EFFECT_VALUES}
 
 
-def _not_empty(ids: list[int], what: str = "") -> list[int]:
+def _not_empty(ids: list[int], *, place: str = "") -> list[int]:
     if not ids:
-        raise BadRequest(f"No token_ids rendered{what}")
+        raise BadRequest(f"No token_ids rendered: {place} has no tokens" if place else "No token_ids rendered")
     return ids
 
 

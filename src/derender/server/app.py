@@ -32,6 +32,8 @@ class AppSettings:
 def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: ServerMetrics | None = None) -> App:
     """The application that serves `registry`."""
     metrics = metrics or ServerMetrics()
+    for model in registry.models:
+        metrics.encoder_fallback.labels(model.names[0]).set(1 if model.tokenizer.encoder.reason else 0)
     pool = WorkPool()
     app: App
 

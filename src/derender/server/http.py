@@ -249,7 +249,7 @@ class App:
             extra = self._extra_headers(headers) if self._cors or self._request_id_headers else ()
             if isinstance(answer, StreamResponse):
                 await self._send_stream(request, answer, extra, send)
-            elif unread and _must_close(headers):
+            elif unread and (answer.status == 413 or _must_close(headers)):
                 await _send_and_close(answer, extra, head=method == "HEAD", receive=receive, send=send)
             else:
                 await send(

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
+
+disable_created_metrics()  # a second series for each, of no use to anyone here
 
 # Seconds. A short chat takes tens of µs, a prompt of 100k tokens some tens of ms, a generated stream minutes.
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 120)
 
 
 class RouteMetrics:
-    """The counters of one route, with one child for each status that it has answered."""
+    """The metrics of one route, their children bound when they are first needed."""
 
-    __slots__ = ("_requests", "_route", "_seconds", "_statuses")
+    __slots__ = ("_observe", "_requests", "_route", "_seconds", "_statuses")
 
     def __init__(self, route: str, *, requests: Counter, seconds: Histogram) -> None:
         self._route = route
         self._requests = requests
-        self._seconds = seconds.labels(route)
-        self._statuses: dict[int, Counter] = {}
+        self._seconds = seconds
+        self._observe: Callable[[float], None] | None = None
+        self._statuses: dict[int, Callable[[], None]] = {}
 
     def done(self, status: int, seconds: float) -> None:
         """One request answered; of a stream, when it has ended."""
-        counter = self._statuses.get(status)
-        if counter is None:
-            counter = self._statuses[status] = self._requests.labels(self._route, str(status))
-        counter.inc()
-        self._seconds.observe(seconds)
+        count = self._statuses.get(status)
+        if count is None:
+            count = self._statuses[status] = self._requests.labels(self._route, str(status)).inc
+        if self._observe is None:
+            self._observe = self._seconds.labels(self._route).observe
+        count()
+        self._observe(seconds)
 
 
 class Stages:
@@ -52,6 +67,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._requests = Counter(
             "derender_requests", "Requests answered, by route and status.", ("route", "status"), registry=registry
         )
@@ -80,9 +96,11 @@ class ServerMetrics:
         self.tokens_derendered = Counter(
             "derender_tokens_derendered", "Generated tokens derendered.", registry=registry
         )
-        self.unknown_ids = Counter(
+        self._unknown_ids = Counter(
             "derender_unknown_ids_tolerated", "Token ids beyond the vocabulary that were tolerated.", registry=registry
         )
+        self._unknown_seen = 0
+        self._lock = threading.Lock()
         self.encoder_fallback = Gauge(
             "derender_encoder_fallback",
             "1 where a model does without the faster encoder, 0 where it has it.",
@@ -101,6 +119,13 @@ class ServerMetrics:
         if counter is None:
             counter = self._error_types[type_] = self._errors.labels(type_)
         counter.inc()
+
+    def unknown_ids_are(self, total: int) -> None:
+        """Brings the counter of tolerated ids up to this process's total."""
+        with self._lock:
+            if total > self._unknown_seen:
+                self._unknown_ids.inc(total - self._unknown_seen)
+                self._unknown_seen = total
 
     def render(self) -> bytes:
         """The metrics in Prometheus's text format."""

@@ -10,7 +10,6 @@ import msgspec
 
 from derender.protocol.common import ModelList
 from derender.protocol.errors import ErrorResponse
-from derender.protocol.tokenize import TokenizerInfo
 from derender.server.http import Route
 from derender.server.operations import INVOCATION, OPERATIONS, Operation
 
@@ -46,7 +45,7 @@ _JSON_ANSWERS: dict[str, Any] = {
     "/v1/models": ModelList,
     "/load": dict[str, int],
     "/kv_event_sources": dict[str, Any],
-    "/tokenizer_info": TokenizerInfo,
+    "/tokenizer_info": dict[str, Any],
     "/openapi.json": dict[str, Any],
 }
 _TEXT_ANSWERS = {"/metrics": "text/plain", "/docs": "text/html", "/redoc": "text/html"}

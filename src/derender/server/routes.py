@@ -65,12 +65,15 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
 
     def finish(request: Any, request_id: str | None) -> bytes:
         started = perf_counter()
-        answer = ACTIONS[type(request)](registry.get(request.model), request, request_id)
+        model = registry.get(request.model)
+        answer = ACTIONS[type(request)](model, request, request_id)
         made = perf_counter()
         body = encode(answer)
         stages.model.observe(made - started)
         stages.encode.observe(perf_counter() - made)
         count_tokens(metrics, request, answer)
+        if model.settings.tolerate_unknown_ids:
+            metrics.unknown_ids_are(sum(one.unknown_ids for one in registry.models))
         return body
 
     def decode(body: bytes) -> Any:

@@ -17,6 +17,7 @@ import uvicorn
 
 from derender.server.app import AppSettings, build_app
 from derender.server.connection import Connection
+from derender.server.describe import describe_registry
 from derender.server.listen import Address, ListenError, bind, describe, release
 from derender.server.metrics import ServerMetrics
 
@@ -81,6 +82,8 @@ def serve(load: Load, *, settings: ServerSettings) -> int:
     where = describe(settings.address, sock, tls=settings.tls is not None)
     try:
         serve_one(load, settings=settings, sock=sock, on_ready=lambda lines: announce(lines, where=where))
+    except KeyboardInterrupt:  # raised again by uvicorn after it has drained
+        pass
     finally:
         release(settings.address)
     return 0
@@ -99,7 +102,7 @@ def serve_one(
     config = uvicorn_config(settings)
     registry = load()
     metrics = ServerMetrics()
-    lines = registry.describe()
+    lines = describe_registry(registry, max_body_bytes=settings.app.max_body_bytes)
     config.app = build_app(registry, settings=settings.app, metrics=metrics)
     load_config(config)
     # What is loaded now stays: without this every full collection walks through all vocabularies.

@@ -49,6 +49,12 @@ class Encoder:
         """Load fastokens and hold it against the reference; the reason why not, or an empty string."""
         corpus = verification_corpus(token.content for token in spec.added_tokens)
         reference = self._load_reference(spec)
+        for token in spec.added_tokens:
+            given = reference.token_to_id(token.content)
+            if given != token.id:
+                raise TokenizerBroken(
+                    f"added token {token.content!r} has the id {token.id}, which the tokenizers library gives as {given}"
+                )
         truth = [[reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)]
         try:
             from fastokens import Tokenizer

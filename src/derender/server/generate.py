@@ -1,0 +1,240 @@
+"""The generate server: token ids in, token ids out over HTTP, as `vllm serve --tokens-only` speaks, on one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from derender.engines.base import Engine, EngineLoad
+from derender.protocol.codec import Decoder, encode
+from derender.protocol.common import ModelCard, ModelList, ModelPermission
+from derender.protocol.errors import ApiError
+from derender.protocol.generate import AbortRequest, GenerateChunk, GenerateRequest
+from derender.server.connection import Connection
+from derender.server.generate_wire import DONE, GenerateWire, LogprobWire
+from derender.server.http import App, Request, Response, Route, StreamResponse
+from derender.server.listen import Address, ListenError, bind, describe, release
+from derender.server.metrics import CONTENT_TYPE, ServerMetrics
+
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; metrics tell it from an answer
+
+_decode = Decoder(GenerateRequest)
+_decode_abort = Decoder(AbortRequest)
+
+
+class GenerateServer:
+    """The routes of one engine."""
+
+    def __init__(self, engine: Engine, *, logprob_wire: LogprobWire = "ids", metrics: ServerMetrics) -> None:
+        self._engine = engine
+        self._wire = GenerateWire(logprob_wire)
+        self._metrics = metrics
+        self._created = int(time.time())
+
+    def routes(self) -> list[Route]:
+        abort = self.abort_requests
+        return [
+            Route("POST", "/inference/v1/generate", self.generate, json_body=True),
+            Route("POST", "/inference/v1/abort_requests", abort),
+            Route("POST", "/abort_requests", abort),  # where older tokens-only servers have it
+            Route("GET", "/v1/models", self.models),
+            Route("GET", "/health", self.health, open=True),
+            Route("GET", "/ping", self.health, open=True),
+            Route("POST", "/ping", self.health, open=True),
+            Route("GET", "/version", self.version, open=True),
+            Route("GET", "/load", self.load, open=True),
+            Route("GET", "/metrics", self.metrics, open=True),
+        ]
+
+    async def generate(self, request: Request) -> Response | StreamResponse:
+        asked = _decode(request.body)
+        if asked.stream:
+            return StreamResponse(self._events(await self._engine.stream(asked)))
+        work = asyncio.ensure_future(self._engine.generate(asked))
+        left = asyncio.ensure_future(request.disconnected())
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not work.done():  # cancelled, the engine frees the request's slots at once
+                work.cancel()
+            await asyncio.wait((work, left))
+        if work.cancelled():
+            return Response(status=_CLIENT_CLOSED_REQUEST)
+        return Response(self._wire.response(work.result()))
+
+    async def _events(self, chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[bytes, None]:
+        async with aclosing(chunks):
+            try:
+                async for chunk in chunks:
+                    yield self._wire.event(chunk)
+            except ApiError as error:
+                self._metrics.error(error.type)
+                yield b"data: " + encode(error.response()) + b"\n\n"
+        yield DONE
+
+    async def abort_requests(self, request: Request) -> Response:
+        await self._engine.abort(_decode_abort(request.body).request_ids)
+        return Response(content_type=None)
+
+    async def models(self, request: Request) -> Response:
+        cards = [
+            ModelCard(
+                id=model.name,
+                created=self._created,
+                root=model.root,
+                max_model_len=model.max_model_len,
+                permission=[ModelPermission(id=f"modelperm-{model.name}", created=self._created)],
+            )
+            for model in await self._engine.models()
+        ]
+        return Response(encode(ModelList(data=cards)))
+
+    async def health(self, request: Request) -> Response:
+        await self._engine.health()
+        return Response(content_type=None)
+
+    async def version(self, request: Request) -> Response:
+        return Response(encode({"version": version("derender")}))
+
+    async def load(self, request: Request) -> Response:
+        load = await self._engine.load()
+        return Response(encode({"server_load": load.running + load.waiting}))
+
+    async def metrics(self, request: Request) -> Response:
+        registry = CollectorRegistry()
+        registry.register(_EngineCollector(await self._engine.load()))
+        return Response(self._metrics.render() + generate_latest(registry), content_type=CONTENT_TYPE)
+
+
+class _EngineCollector(Collector):
+    """An engine's load as metrics, at one moment."""
+
+    def __init__(self, load: EngineLoad) -> None:
+        self._load = load
+
+    def collect(self) -> Iterable[Metric]:
+        load = self._load
+        yield GaugeMetricFamily("derender_engine_running", "Sequences that the engine works on.", load.running)
+        yield GaugeMetricFamily("derender_engine_waiting", "Sequences that wait for a slot.", load.waiting)
+        yield CounterMetricFamily("derender_engine_prompt_tokens", "Prompt tokens taken in.", load.prompt_tokens)
+        yield CounterMetricFamily("derender_engine_generated_tokens", "Tokens generated.", load.generated_tokens)
+
+
+def build_generate_app(
+    engine: Engine,
+    *,
+    logprob_wire: LogprobWire = "ids",
+    api_keys: Sequence[str] = (),
+    max_body_bytes: int = 64 << 20,
+) -> App:
+    """The application that serves an engine; it closes the engine when it shuts down."""
+    metrics = ServerMetrics()
+    server = GenerateServer(engine, logprob_wire=logprob_wire, metrics=metrics)
+    return App(
+        server.routes(),
+        max_body_bytes=max_body_bytes,
+        api_keys=api_keys,
+        metrics=metrics,
+        on_shutdown=(engine.aclose,),
+    )
+
+
+def run_generate(
+    model: str | Path,
+    *,
+    served_model_name: Sequence[str] = (),
+    host: str = "0.0.0.0",
+    port: int = 8001,
+    uds: str | None = None,
+    api_keys: Sequence[str] = (),
+    max_model_len: int | None = None,
+    parallel: int = 8,
+    threads: int | None = None,
+    logprob_wire: LogprobWire = "ids",
+    max_body_mb: float = 64,
+    shutdown_seconds: int = 30,
+    log_level: str = "info",
+) -> None:
+    """Serves a GGUF file until SIGTERM or SIGINT, then lets running requests end for up to `shutdown_seconds`.
+
+    Prints what it serves and where once it does. What keeps it from serving ends the process with one line on
+    standard error and exit code 1.
+    """
+    from derender.engines.llama_abi import EngineUnavailable
+    from derender.engines.llama_backend import BackendOptions
+    from derender.engines.llamacpp import LlamaCppEngine
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    logging.getLogger("derender").setLevel(log_level.upper())
+    signal.signal(signal.SIGTERM, _leave)
+    address = Address(host=host, port=port, uds=uds)
+    options = BackendOptions(slots=parallel, threads=threads, max_model_len=max_model_len)
+    try:
+        sock = bind(address)
+        engine = LlamaCppEngine.open(Path(model), names=served_model_name, options=options)
+    except (ListenError, EngineUnavailable) as error:
+        print(f"derender: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    app = build_generate_app(
+        engine, logprob_wire=logprob_wire, api_keys=api_keys, max_body_bytes=int(max_body_mb * (1 << 20))
+    )
+    lines = (
+        f"Generating with {', '.join(engine.limits.names)} ({engine.description})",
+        f"{parallel} sequences at once, {engine.limits.max_model_len} tokens each; "
+        f"{engine.limits.vocab_size} ids; logprobs as {logprob_wire}",
+        f"Listening on {describe(address, sock, tls=False)}",
+    )
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=shutdown_seconds,
+    )
+    try:
+        _Server(config, on_ready=lambda: print(*lines, sep="\n", flush=True)).run(sockets=[sock])
+    except KeyboardInterrupt:  # raised again by uvicorn after it has drained
+        pass
+    finally:
+        release(address)
+
+
+def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM before serving, or raised again by uvicorn after it has drained: a normal end."""
+    raise SystemExit(0)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, telling when it listens."""
+
+    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
