@@ -103,7 +103,7 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="Directory, GGUF file or Hugging Face id of the model.", show_default=False),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's.", rich_help_panel=_MODEL)]
-TokenizerMode = Annotated[str, typer.Option(help="What encodes: auto, tokenizers or fastokens.", rich_help_panel=_MODEL)]
+TokenizerMode = Annotated[str, typer.Option(help="Encoder: auto, tokenizers or fastokens.", rich_help_panel=_MODEL)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.", rich_help_panel=_MODEL)]
 TokenizerRevision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of the tokenizer.", rich_help_panel=_MODEL)

@@ -13,8 +13,8 @@ import typer
 from derender import cli_options as option
 
 if TYPE_CHECKING:
-    from derender.settings import ModelSettings
     from derender.registry import ModelRegistry
+    from derender.settings import ModelSettings
 
 _HTTP = "HTTP"
 _KEYS = ("DERENDER_API_KEY", "VLLM_API_KEY")

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.vocabularies import byte_level, byte_level_json, from_json
 from tokenizers import Tokenizer as Reference
 from tokenizers import processors
 
@@ -18,7 +19,6 @@ from derender.protocol.tokenize import TokenizeRequest
 from derender.rendering import Renderer, RenderModel
 from derender.template.source import TemplateSet
 from derender.tokenizer import Tokenizer
-from tests.vocabularies import byte_level, byte_level_json, from_json
 
 Json = Any
 HI = [{"role": "user", "content": "Hello"}]

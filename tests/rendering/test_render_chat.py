@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-
 from tests.rendering.helpers import END, HI, NAMED, PLAIN, TOOLS, chat, refused, renderer, with_bos
 from tests.vocabularies import byte_level
 

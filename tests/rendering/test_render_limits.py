@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from tests.rendering.helpers import END, HI, PLAIN, chat, refused, renderer, text, tokenize, with_bos
 from tests.vocabularies import bug_case, byte_level
 

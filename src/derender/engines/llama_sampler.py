@@ -193,10 +193,7 @@ class LlamaSampler:
         """The sampled token, then the `k` best in rank order without it: k or k + 1 entries, as vLLM's engine."""
         total, top = self._workspace.logprobs(raw, k + 1)
         logit = raw[token]
-        if logit > top[-1][1]:
-            rank = bisect_right([-other for _, other in top], -logit)
-        else:
-            rank = sum(map(logit.__le__, raw))  # vLLM counts the ids that are at least as likely
+        rank = _rank(logit, top, raw)
         sampled = GenerateTopLogprob(token_id=token, logprob=_finite(logit - total), rank=rank)
         others = [
             GenerateTopLogprob(token_id=other, logprob=_finite(value - total), rank=place)
@@ -221,6 +218,13 @@ def llama_seed(seed: int) -> int:
     digest = hashlib.blake2b(seed.to_bytes(9, "little", signed=True), digest_size=4).digest()
     value = int.from_bytes(digest, "little")
     return 0 if value == _LLAMA_RANDOM_SEED else value
+
+
+def _rank(logit: float, top: Sequence[tuple[int, float]], raw: memoryview[float]) -> int:
+    """How many ids are at least as likely (vLLM's rank: 1 is the best). `top` is in order and holds the best ones."""
+    if logit > top[-1][1]:
+        return bisect_right([-other for _, other in top], -logit)
+    return sum(map(logit.__le__, raw))
 
 
 def _finite(logprob: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from derender.protocol.codec import encode
@@ -19,13 +21,20 @@ _HEAD_TOO_LARGE = ErrorInfo(
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+_LOOKED_AT = 8192  # bytes at a request's start in which an offer to upgrade is looked for
+
+
 class Connection(HttpToolsProtocol):
     """One client connection."""
 
+    _between = True
     _in_head = False
     _head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
+        if self._between and data.find(b"pgrade", 0, _LOOKED_AT) >= 0:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -33,6 +42,7 @@ class Connection(HttpToolsProtocol):
                 self._refuse(_HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
+        self._between = False
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
@@ -41,12 +51,19 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._between = True
+        super().on_message_complete()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(_INVALID)
 
     def _refuse(self, error: ErrorInfo) -> None:
-        """Answers what no request could be made of, and closes; an answer that is half sent is only cut off."""
+        """Answers what no request could be made of, and closes; requests that came whole before it are answered."""
         cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            cycle.keep_alive = False
+            return
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = encode(ErrorResponse(error))
             self.transport.write(
@@ -54,3 +71,13 @@ class Connection(HttpToolsProtocol):
                 % (error.code, _REASONS[error.code], len(body), body)
             )
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A request's first bytes, its offer to upgrade renamed.
+
+    The parser takes a request that offers an upgrade to have no body, but Java's HTTP client offers h2c with every
+    POST that it sends in the clear. A server may pass over such an offer (RFC 9110, section 7.8).
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest

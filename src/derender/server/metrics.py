@@ -19,7 +19,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
-disable_created_metrics()  # a second series for each, of no use to anyone here
+# A second series for each, of no use to anyone here.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Seconds. A short chat takes tens of µs, a prompt of 100k tokens some tens of ms, a generated stream minutes.
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 120)
