@@ -76,7 +76,8 @@ def test_structural_tags_are_sent_as_text(wanted: Any) -> None:
     [
         ({"structured_outputs": {}}, None, "but none are specified"),
         ({"structured_outputs": {"grammar": "x", "json": {}}}, None, "multiple are specified: json, grammar"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, None, "regex, json_object"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, None,
+         "regex, json_object"),
         ({"structured_outputs": {"disable_any_whitespace": True}, "response_format": {"type": "json_object"}}, None,
          "but none are specified"),
         ({"response_format": {"type": "json_schema"}}, "response_format",

@@ -63,6 +63,7 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             cycle.keep_alive = False
+            self.flow.pause_reading()
             return
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = encode(ErrorResponse(error))
