@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -126,15 +127,42 @@ def tokenize(
 @app.command()
 def generate(
     model: Annotated[str, typer.Argument(metavar="MODEL.gguf", help="GGUF file of the model.", show_default=False)],
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Names of the model in the API. Repeatable.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8001,
+    uds: Annotated[str | None, typer.Option(help="Path of a Unix socket to listen on instead.")] = None,
+    api_key: option.ApiKey = None,
+    max_model_len: option.MaxModelLen = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Sequences that are generated at once.")] = 8,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all.")] = None,
+    logprob_wire: option.LogprobWire = "ids",
+    max_body_mb: Annotated[float, typer.Option(help="Largest body in MiB; more is refused with 413.")] = 64,
+    shutdown_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds that requests in work may take to end after SIGTERM.")
+    ] = 30,
+    log_level: option.LogLevel = "info",
 ) -> None:
     """Serve a generate server (token ids in, token ids out) with the embedded CPU engine."""
-    try:
-        from derender.server.generate import run_generate
-    except ModuleNotFoundError as error:
-        _fail(f"{error.name} is not installed: pip install 'derender[engine]'")
-    run_generate(model, host=host, port=port)
+    option.check_choices(logprob_wire=logprob_wire, log_level=log_level)
+    from derender.server.generate import run_generate
+
+    run_generate(
+        model,
+        served_model_name=option.string_list(served_model_name),
+        host=host,
+        port=port,
+        uds=uds,
+        api_keys=option.api_keys(api_key),
+        max_model_len=max_model_len,
+        parallel=parallel,
+        threads=threads,
+        logprob_wire=logprob_wire,  # type: ignore[arg-type]
+        max_body_mb=max_body_mb,
+        shutdown_seconds=shutdown_timeout,
+        log_level=log_level,
+    )
 
 
 def _answer(
@@ -191,4 +219,9 @@ def _fail(message: str) -> NoReturn:
 
 def main() -> None:
     """The entry point of the `derender` command."""
+    try:
+        import_module("derender.limits")  # reads the environment: a wrong limit is told before anything else
+    except ValueError as error:
+        typer.echo(f"derender: {error}", err=True)
+        sys.exit(1)
     app(option.spread(sys.argv[1:]))

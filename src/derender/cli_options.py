@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,7 +12,10 @@ import typer
 if TYPE_CHECKING:
     from derender.settings import ModelSettings
 
+HTTP = "HTTP"
 _MODEL = "Model"
+_LEVELS = ("critical", "error", "warning", "info", "debug")
+_KEYS = ("DERENDER_API_KEY", "VLLM_API_KEY")
 _MULTIPLES = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 _SPREAD = frozenset({"--served-model-name", "--api-key", "--allowed-origins", "--allowed-methods", "--allowed-headers"})
 
@@ -38,7 +42,7 @@ def length(text: str) -> int:
     digits, multiple = (text[:-1], _MULTIPLES[text[-1]]) if text[-1:] in _MULTIPLES else (text, 1)
     try:
         number = int(float(digits) * multiple) if multiple > 1 else int(digits)
-    except ValueError:
+    except (ValueError, OverflowError):
         number = 0
     if number < 1:
         raise typer.BadParameter(f"{text!r} is not a number of tokens")
@@ -184,7 +188,27 @@ ReasoningField = Annotated[
     str, typer.Option(help="Field of reasoning: reasoning, reasoning_content or both.", rich_help_panel=_MODEL)
 ]
 
+MaxTokensOverRoom = Annotated[
+    str,
+    typer.Option(help="max_tokens beyond what the context leaves: refuse, or clamp to it.", rich_help_panel=_MODEL),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Key that requests must bring. Repeatable; also DERENDER_API_KEY, VLLM_API_KEY.", rich_help_panel=HTTP
+    ),
+]
+LogLevel = Annotated[str, typer.Option(help=f"Log level of derender: {', '.join(_LEVELS)}.", rich_help_panel=HTTP)]
+UvicornLogLevel = Annotated[str, typer.Option(help="Log level of the HTTP server below it.", rich_help_panel=HTTP)]
+LogprobWire = Annotated[
+    str, typer.Option(help="How logprobs name a token: ids (vLLM 0.30 and later) or placeholders (before).")
+]
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    "log_level": _LEVELS,
+    "uvicorn_log_level": _LEVELS,
+    "logprob_wire": ("ids", "placeholders"),
+    "max_tokens_over_room": ("refuse", "clamp"),
     "tokenizer_mode": ("auto", "tokenizers", "fastokens"),
     "chat_template_content_format": ("auto", "string", "openai"),
     "stop_strings": ("engine", "derender"),
@@ -192,16 +216,29 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def model_settings(**options: Any) -> ModelSettings:
-    """The options of a model as its settings. Raises `typer.BadParameter` for a value that is none of the choices."""
-    from derender.settings import ModelSettings
-
+def check_choices(**options: Any) -> None:
+    """Raises `typer.BadParameter` for the value of an option that is none of its choices."""
     for name, choices in CHOICES.items():
         value = options.get(name)
         if value is not None and value not in choices:
             flag = "--" + name.replace("_", "-")
             raise typer.BadParameter(f"{value!r} is not one of {', '.join(choices)}", param_hint=flag)
+
+
+def model_settings(**options: Any) -> ModelSettings:
+    """The options of a model as its settings. Raises `typer.BadParameter`."""
+    from derender.settings import ModelSettings
+
+    check_choices(**options)
     for name in ("default_chat_template_kwargs", "override_generation_config"):
         if name in options:
             options[name] = options[name] or {}
     return ModelSettings(**options)
+
+
+def api_keys(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The keys of the command line, else those of the environment. An empty one is no key and is refused."""
+    keys = string_list(given) or tuple(os.environ[name] for name in _KEYS if os.environ.get(name))
+    if "" in keys:
+        raise typer.BadParameter("a key must not be empty", param_hint="--api-key")
+    return keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,14 +15,11 @@ if TYPE_CHECKING:
     from derender.registry import ModelRegistry
     from derender.settings import ModelSettings
 
-_HTTP = "HTTP"
-_KEYS = ("DERENDER_API_KEY", "VLLM_API_KEY")
-_LEVELS = ("critical", "error", "warning", "info", "debug")
 _MEBIBYTE = 1 << 20
 
 
 def _http(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=_HTTP, **settings)
+    return typer.Option(*names, rich_help_panel=option.HTTP, **settings)
 
 
 def serve(
@@ -42,12 +38,7 @@ def serve(
     port: Annotated[int, _http(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     uds: Annotated[str | None, _http(help="Path of a Unix socket to listen on instead.")] = None,
     workers: Annotated[int, _http(min=1, help="Processes that serve.")] = 1,
-    api_key: Annotated[
-        list[str] | None,
-        _http(
-            help="Key that requests must bring. Repeatable; also DERENDER_API_KEY, VLLM_API_KEY.", show_default=False
-        ),
-    ] = None,
+    api_key: option.ApiKey = None,
     ssl_keyfile: Annotated[str | None, _http(help="File of the TLS key.")] = None,
     ssl_certfile: Annotated[str | None, _http(help="File of the TLS certificate.")] = None,
     ssl_ca_certs: Annotated[str | None, _http(help="File of certificates that sign clients' ones.")] = None,
@@ -67,8 +58,8 @@ def serve(
     disable_docs: Annotated[
         bool, _http("--disable-docs", "--disable-fastapi-docs", help="Serve no /docs, /redoc, /openapi.json.")
     ] = False,
-    log_level: Annotated[str, _http(help=f"Log level of derender: {', '.join(_LEVELS)}.")] = "info",
-    uvicorn_log_level: Annotated[str, _http(help="Log level of the HTTP server below it.")] = "error",
+    log_level: option.LogLevel = "info",
+    uvicorn_log_level: option.UvicornLogLevel = "error",
     access_log: Annotated[bool, _http("--access-log/--disable-uvicorn-access-log", help="Log each request.")] = False,
     keep_alive: Annotated[
         int,
@@ -94,6 +85,7 @@ def serve(
     generation_config: option.GenerationConfig = "auto",
     override_generation_config: option.OverrideGenerationConfig = None,
     stop_strings: option.StopStrings = "engine",
+    max_tokens_over_room: option.MaxTokensOverRoom = "refuse",
     tolerate_unknown_ids: option.TolerateUnknownIds = False,
     strict_vllm: option.StrictVllm = False,
     exclude_tools_when_tool_choice_none: option.ExcludeTools = False,
@@ -111,9 +103,7 @@ def serve(
     from derender.server.run import ServerSettings, Tls
     from derender.server.run import serve as run
 
-    for flag, level in (("--log-level", log_level), ("--uvicorn-log-level", uvicorn_log_level)):
-        if level not in _LEVELS:
-            raise typer.BadParameter(f"{level!r} is not one of {', '.join(_LEVELS)}", param_hint=flag)
+    option.check_choices(log_level=log_level, uvicorn_log_level=uvicorn_log_level)
     if ssl_certfile is None and (ssl_keyfile or ssl_ca_certs or ssl_cert_reqs):
         raise typer.BadParameter("TLS needs a certificate", param_hint="--ssl-certfile")
     if h11_max_incomplete_event_size is not None:
@@ -132,6 +122,7 @@ def serve(
         generation_config=generation_config,
         override_generation_config=override_generation_config,
         stop_strings=stop_strings,
+        max_tokens_over_room=max_tokens_over_room,
         tolerate_unknown_ids=tolerate_unknown_ids,
         strict_vllm=strict_vllm,
         exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
@@ -145,7 +136,7 @@ def serve(
         address=Address(host=host, port=port, uds=uds),
         app=AppSettings(
             max_body_bytes=int(max_body_mb * _MEBIBYTE),
-            api_keys=_api_keys(api_key),
+            api_keys=option.api_keys(api_key),
             cors=Cors(
                 origins=origins,
                 methods=option.string_list(allowed_methods) or ("*",),
@@ -176,14 +167,6 @@ def serve(
         typer.echo(f"derender: {error}", err=True)
         code = 1
     raise typer.Exit(code)
-
-
-def _api_keys(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The keys of the command line, else those of the environment. An empty one is no key and is refused."""
-    keys = option.string_list(given) or tuple(os.environ[name] for name in _KEYS if os.environ.get(name))
-    if "" in keys:
-        raise typer.BadParameter("a key must not be empty", param_hint="--api-key")
-    return keys
 
 
 def _served(

@@ -87,6 +87,7 @@ class Model:
                 trust_request_chat_template=settings.trust_request_chat_template,
                 exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
                 stop_strings=settings.stop_strings,
+                max_tokens_over_room=settings.max_tokens_over_room,
             )
         )
         self._texts = TokenTexts(

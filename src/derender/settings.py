@@ -29,6 +29,7 @@ class ModelSettings:
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     stop_strings: Literal["engine", "derender"] = "engine"
+    max_tokens_over_room: Literal["clamp", "refuse"] = "refuse"
     tolerate_unknown_ids: bool = False
     strict_vllm: bool = False
     exclude_tools_when_tool_choice_none: bool = False

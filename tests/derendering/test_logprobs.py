@@ -49,14 +49,26 @@ def test_a_streams_entries_are_the_batchs(size: int) -> None:
     assert entries(chunks) == batch
 
 
-def test_alternatives_are_read_in_the_same_place() -> None:
-    start, *rest = ids("😊")
-    other = ids(" world")[0]
-    found = content(chat(MODEL, with_content(entry(start), entry(rest[0], other), token_ids=[start, *rest]), ask()))
-    tops = found[1]["top_logprobs"]
-    assert tops[0]["bytes"] == list(TOKENIZER.piece(rest[0]))
-    assert tops[1]["token"] == "\ufffd" + TOKENIZER.decode([other])
-    assert bytes(tops[1]["bytes"]) == TOKENIZER.piece(other)
+def test_alternatives_inside_a_character() -> None:
+    """One that is whole reads as itself, one that is a part of a character is read in its place."""
+    smile = ids("😊")
+    piece = TOKENIZER.piece(smile[-1])
+    other = next(i for i, p in enumerate(TOKENIZER.pieces) if len(p) == 1 and p[0] == piece[-1] + 1)
+    if len(piece) > 1:  # the character's last bytes are one token: another single byte completes nothing
+        smile = [*smile[:-1], *(TOKENIZER.pieces.index(bytes([b])) for b in piece)]
+    world = ids(" world")[0]
+    last = entry(smile[-1], other, world)
+    found = content(chat(MODEL, with_content(*map(entry, smile[:-1]), last, token_ids=smile), ask()))[-1]
+    tops = found["top_logprobs"]
+    assert [t["token"] for t in tops] == ["😊", "😋", TOKENIZER.decode([world])]
+    assert [bytes(t["bytes"]) for t in tops] == [TOKENIZER.piece(i) for i in (smile[-1], other, world)]
+
+
+def test_a_whole_token_after_a_broken_character_tells_of_it() -> None:
+    start, world = ids("😊")[0], ids(" world")[0]
+    found = content(chat(MODEL, answer([start, world], logprobs=True), ask()))
+    assert [e["token"] for e in found] == ["", "\ufffd" + TOKENIZER.decode([world])]
+    assert found[1]["top_logprobs"][0]["token"] == found[1]["token"]
 
 
 def test_special_tokens_read_as_their_spelling_and_break_no_character() -> None:

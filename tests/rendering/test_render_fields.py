@@ -1,4 +1,4 @@
-"""No field of a request is dropped in silence: each changes what is rendered, is refused, or is listed with a reason."""
+"""No field of a request is dropped in silence: it changes what is rendered, is refused, or is listed with a reason."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.rendering.helpers import HI, TOOLS, chat, renderer, text
+from tests.rendering.helpers import HI, TOOLS, chat, renderer, text, with_bos
 
 from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.completions import CompletionRequest
 from derender.protocol.errors import BadRequest
 from derender.rendering import NO_EFFECT
 
-TEMPLATE = "{{ messages[0].content }}{{ documents }}{{ enable_thinking }}{{ reasoning_effort }}{% if add_generation_prompt %}:{% endif %}"
+TEMPLATE = (
+    "{{ messages[0].content }}{{ documents }}{{ enable_thinking }}{{ reasoning_effort }}"
+    "{% if add_generation_prompt %}:{% endif %}"
+)
 COMMON: dict[str, Any] = {
     "model": "m", "frequency_penalty": 1.0, "logit_bias": {"1": 1.0}, "logprobs": 1, "max_tokens": 5, "n": 2,
     "presence_penalty": 1.0, "response_format": {"type": "json_object"}, "seed": 1, "stop": "x", "stream": True,
@@ -47,8 +50,6 @@ BESIDE: dict[str, Any] = {
 
 
 def outcome(call: Any, **body: Any) -> Any:
-    from tests.rendering.helpers import with_bos
-
     model = renderer(tokenizer=with_bos(), template=TEMPLATE)
     try:
         return call(model, **body)

@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.rendering.helpers import END, HI, NAMED, TOOLS, renderer, text, with_bos
+from tests.vocabularies import byte_level
 
 from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.codec import Decoder, encode
@@ -32,7 +33,7 @@ json_values = st.recursive(
 ids = st.lists(st.one_of(small, st.sampled_from([447, 448, 2**63])), max_size=5)
 likely: dict[str, st.SearchStrategy[Any]] = {
     "messages": st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "assistant", "tool"]), "content": json_values}),
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "assistant"]), "content": json_values}),
         max_size=3,
     ),
     "prompt": st.one_of(words, st.lists(words, max_size=3), ids, st.lists(ids, max_size=3), json_values),
@@ -46,7 +47,9 @@ likely: dict[str, st.SearchStrategy[Any]] = {
         optional={"json_schema": st.just({"name": "n", "schema": {}}), "format": json_values},
     ),
     "structured_outputs": st.dictionaries(
-        st.sampled_from(["json", "regex", "choice", "grammar", "json_object", "structural_tag"]), json_values, max_size=2
+        st.sampled_from(["json", "regex", "choice", "grammar", "json_object", "structural_tag"]),
+        json_values,
+        max_size=2,
     ),
     "kv_transfer_params": st.dictionaries(st.sampled_from(["prompt_token_ids", "a"]), st.one_of(ids, json_values)),
     "chat_template_kwargs": st.dictionaries(
@@ -81,8 +84,7 @@ def render(kind: type, body: dict[str, Any]) -> None:
         try:
             request = _readers[kind](json.dumps(body).encode())
             rendered: Any = model.chat(request) if kind is ChatCompletionRequest else model.completions(request)
-        except (BadRequest, InvalidBody) as error:
-            assert error.message
+        except (BadRequest, InvalidBody):
             continue
         for one in [rendered] if isinstance(rendered, GenerateRequest) else rendered:
             wire = encode(one)
@@ -109,8 +111,7 @@ def test_any_completion(body: dict[str, Any]) -> None:
     st.booleans(),
 )
 def test_truncated_prompts_are_a_part_of_the_whole(prompt: str, limit: int, side: str | None, special: bool) -> None:
-    model = models()[1 if special else 0]
-    model = renderer(tokenizer=model.model.tokenizer)
+    model = renderer(tokenizer=with_bos() if special else byte_level())
     body: dict[str, Any] = {"prompt": ["x" + prompt], "return_token_offsets": True}
     [whole] = text(model, **body)
     [cut] = text(model, truncate_prompt_tokens=limit, truncation_side=side, **body)

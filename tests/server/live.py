@@ -17,7 +17,7 @@ from typing import Any
 
 from derender.server.http import App
 from derender.server.listen import Address, bind
-from derender.server.run import ServerSettings, _Server, load_config, uvicorn_config
+from derender.server.run import Server, ServerSettings, uvicorn_config
 
 PATIENCE = 20.0  # seconds
 
@@ -27,11 +27,8 @@ def running(app: App, **settings: Any) -> Iterator[int]:
     """`app` in a thread of this process; gives the port."""
     chosen = ServerSettings(address=Address(host="127.0.0.1", port=0), **settings)
     sock = bind(chosen.address)
-    config = uvicorn_config(chosen)
-    config.app = app
-    load_config(config)
     ready = threading.Event()
-    server = _Server(config, on_ready=ready.set)
+    server = Server(uvicorn_config(app, settings=chosen), on_ready=ready.set)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     assert ready.wait(PATIENCE)

@@ -28,6 +28,7 @@ POSTS = {
     "/ping",
 }
 GETS = {"/health", "/ping", "/version", "/v1/models", "/load", "/kv_event_sources", "/metrics"}
+GENERATED = {"choices": [{"index": 0, "token_ids": [97]}]}
 DOCS = {"/openapi.json", "/docs", "/redoc"}
 
 
@@ -81,15 +82,15 @@ def test_derender_bodies_are_a_batch_or_a_chunk(document: Any) -> None:
     [
         ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/completions/render", {"prompt": "x"}),
-        ("/v1/chat/completions/derender", {"generate_response": {"choices": [{"index": 0, "token_ids": [97]}]}}),
+        ("/v1/chat/completions/derender", {"generate_response": GENERATED}),
         (
             "/v1/chat/completions/derender",
-            {"stream": True, "generate_chunk": {"choices": [{"index": 0, "token_ids": [97]}]}},
+            {"stream": True, "generate_chunk": GENERATED},
         ),
-        ("/v1/completions/derender", {"generate_responses": [{"choices": [{"index": 0, "token_ids": [97]}]}]}),
+        ("/v1/completions/derender", {"generate_responses": [GENERATED]}),
         (
             "/v1/completions/derender",
-            {"stream": True, "generate_chunk": {"choices": [{"index": 0, "token_ids": [97]}]}},
+            {"stream": True, "generate_chunk": GENERATED},
         ),
         ("/tokenize", {"prompt": "x"}),
         ("/detokenize", {"tokens": [97]}),

@@ -26,7 +26,7 @@ from derender.protocol.chat import (
     DeltaMessage,
 )
 from derender.protocol.derender import DerenderChatRequest, DerenderChatStreamRequest, DerenderedChatChunk
-from derender.protocol.generate import GenerateChoice
+from derender.protocol.generate import GenerateChoice, GenerateStreamChoice
 
 
 def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatCompletionResponse:
@@ -72,7 +72,7 @@ def _choice(
     return ChatChoice(
         index=choice.index,
         message=ChatMessage(content=prefix + delta.text),
-        logprobs=_logprobs(stream, delta, options),
+        logprobs=_logprobs(choice, stream, delta, options),
         finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
         token_ids=list(delta.token_ids) if options.return_token_ids else None,
@@ -82,9 +82,11 @@ def _choice(
     )
 
 
-def _logprobs(stream: ChoiceStream, delta: ChoiceDelta, options: DerenderOptions) -> ChatLogprobs | None:
+def _logprobs(
+    choice: GenerateChoice | GenerateStreamChoice, stream: ChoiceStream, delta: ChoiceDelta, options: DerenderOptions
+) -> ChatLogprobs | None:
     if delta.logprobs is None:
-        return None
+        return None if choice.logprobs is None else ChatLogprobs(None)
     return ChatLogprobs(stream.logprobs.chat(delta.logprobs, limit=options.top_logprobs))
 
 
@@ -118,7 +120,7 @@ def derender_chat_chunk(texts: TokenTexts, request: DerenderChatStreamRequest) -
             ChatStreamChoice(
                 index=choice.index,
                 delta=DeltaMessage(role=role, content=text or None),
-                logprobs=_logprobs(stream, delta, options),
+                logprobs=_logprobs(choice, stream, delta, options),
                 finish_reason=delta.finish_reason,
                 stop_reason=delta.stop_reason,
                 token_ids=list(delta.token_ids) if options.return_token_ids else None,

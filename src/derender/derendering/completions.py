@@ -32,7 +32,7 @@ from derender.protocol.derender import (
     DerenderedCompletionChunk,
 )
 from derender.protocol.errors import BadRequest
-from derender.protocol.generate import GenerateResponse
+from derender.protocol.generate import GenerateChoice, GenerateResponse, GenerateStreamChoice
 
 _log = logging.getLogger("derender")
 _warned: set[str] = set()
@@ -79,10 +79,14 @@ def _joined(before: CompletionLogprobs | None, after: CompletionLogprobs | None)
 
 
 def _logprobs(
-    texts: TokenTexts, stream: ChoiceStream, delta: ChoiceDelta, options: DerenderOptions
+    texts: TokenTexts,
+    choice: GenerateChoice | GenerateStreamChoice,
+    stream: ChoiceStream,
+    delta: ChoiceDelta,
+    options: DerenderOptions,
 ) -> CompletionLogprobs | None:
     if delta.logprobs is None:
-        return None
+        return None if choice.logprobs is None else CompletionLogprobs()
     hidden = texts.model.tokenizer.special_ids if options.skip_special_tokens else frozenset()
     return stream.logprobs.completion(delta.logprobs, hidden=hidden)
 
@@ -116,7 +120,7 @@ def derender_completions(texts: TokenTexts, request: DerenderCompletionRequest) 
                 where=f"generate_responses.{number}.choices.{position}.token_ids",
             )
             generated += len(delta.token_ids)
-            output = None if prompt.only else _logprobs(texts, stream, delta, options)
+            output = None if prompt.only else _logprobs(texts, choice, stream, delta, options)
             choices.append(
                 CompletionChoice(
                     index=len(choices),
@@ -183,7 +187,7 @@ def derender_completion_chunk(texts: TokenTexts, request: DerenderCompletionStre
             CompletionStreamChoice(
                 index=choice.index,
                 text=(prompt.text if prompt else "") + ("" if only else text),
-                logprobs=None if only else _logprobs(texts, stream, delta, options),
+                logprobs=None if only else _logprobs(texts, choice, stream, delta, options),
                 finish_reason=delta.finish_reason,
                 stop_reason=delta.stop_reason,
                 prompt_token_ids=list(prompt_ids) if first and options.return_token_ids and prompt_ids else None,

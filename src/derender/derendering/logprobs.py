@@ -2,8 +2,9 @@
 
 `bytes` are the token's own, taken from the piece table, also for a third of an emoji; joined, they are the output's
 bytes. `token` is the text which that token adds in its place: a token that leaves a character unfinished adds "" and
-the one that completes it adds the character. Alternatives are read in the same place. Special tokens read as their own
-spelling. (vllm#27300, vllm#42887, vllm#57574)
+the one that completes it adds what was left out and the character. An alternative that is a part of a character is
+read in the same place, one that is whole reads as itself. Special tokens read as their own spelling.
+(vllm#27300, vllm#42887, vllm#57574)
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from derender.tokenizer import BadPlaceholder, format_token_id_placeholder, pars
 
 Resolved = tuple[str, list[int] | None]
 _decode = codecs.utf_8_decode
+MOST_WAITING = 64
+"""Bytes that may wait for the end of a character. Real text needs a token's; this bounds what made-up ids can hold."""
 
 
 class TokenTexts:
@@ -41,7 +44,10 @@ class TokenTexts:
 
 
 class LogprobResolver:
-    """Resolves the entries of one sequence in order. `pending`: the bytes of a character that is not finished."""
+    """Resolves the entries of one sequence in order.
+
+    `pending`: the bytes of tokens that no text has been told of yet, since they end inside a character.
+    """
 
     __slots__ = ("_as_ids", "_model", "_texts", "offset", "pending", "strip")
 
@@ -58,22 +64,22 @@ class LogprobResolver:
     def chat(self, content: Sequence[GenerateLogprob], *, limit: int | None) -> list[ChatLogprob]:
         """Entries for the chat dialect, at most `limit` alternatives each. Raises `BadRequest` naming the position."""
         known = self._texts.known
-        as_ids = self._as_ids
         entries: list[ChatLogprob] = []
         for position, entry in enumerate(content):
             pending, strip = self.pending, self.strip
-            ordinary = not (pending or strip or as_ids)
-            found = known.get(entry.token_id) if ordinary else None
-            token: Resolved = found or self._sampled(entry, position)
+            itself = not (strip or self._as_ids)  # whether a whole token reads as itself here
+            sampled: Resolved = (known.get(entry.token_id) if itself and not pending else None) or self._sampled(
+                entry, position
+            )
             alternatives: list[ChatTopLogprob] = []
             for rank, other in enumerate(entry.top_logprobs or ()):
                 if rank == limit:
                     break
-                text, own = (known.get(other.token_id) if ordinary else None) or self._read(
-                    other, position, pending, strip
-                )[0]
+                text, own = (known.get(other.token_id) if itself and not pending else None) or self._alternative(
+                    other, position, pending, strip, entry, sampled
+                )
                 alternatives.append(ChatTopLogprob(text, other.logprob, own))
-            entries.append(ChatLogprob(token[0], entry.logprob, token[1], alternatives))
+            entries.append(ChatLogprob(sampled[0], entry.logprob, sampled[1], alternatives))
         return entries
 
     def completion(self, content: Sequence[GenerateLogprob], *, hidden: frozenset[int]) -> CompletionLogprobs:
@@ -84,10 +90,11 @@ class LogprobResolver:
         result = CompletionLogprobs([], [], [], [])
         for position, entry in enumerate(content):
             pending, strip = self.pending, self.strip
-            text, _ = self._sampled(entry, position)
+            sampled = self._sampled(entry, position)
             own_id = self._id(entry, position)
-            names: dict[str, float] = {}
-            if entry.top_logprobs is not None:
+            names: dict[str, float] | None = None
+            if entry.top_logprobs:
+                names = {}
                 seen = {own_id}
                 others: list[tuple[GenerateLogprob | GenerateTopLogprob, int | None]] = []
                 for top in entry.top_logprobs:
@@ -99,15 +106,37 @@ class LogprobResolver:
                 if any(self._id(other, position) == own_id for other in entry.top_logprobs):
                     others.insert(0, (entry, own_id))
                 for other, other_id in others:
-                    (read, own), _, _ = self._read(other, position, pending, strip)
+                    read, own = self._alternative(other, position, pending, strip, entry, sampled)
                     names[free_name(names, read, own, other_id)] = other.logprob
             result.text_offset.append(self.offset)
             result.token_logprobs.append(entry.logprob)
-            result.tokens.append(text)
+            result.tokens.append(sampled[0])
             result.top_logprobs.append(names)
             if own_id not in hidden:
-                self.offset += len(text)
+                self.offset += len(sampled[0])
         return result
+
+    def _alternative(
+        self,
+        other: GenerateLogprob | GenerateTopLogprob,
+        position: int,
+        pending: bytes,
+        strip: bool,
+        entry: GenerateLogprob,
+        sampled: Resolved,
+    ) -> Resolved:
+        """What an alternative reads as. The sampled token reads alike in both places."""
+        other_id = self._id(other, position)
+        if other_id is not None and other_id == self._id(entry, position):
+            return sampled
+        if pending and other_id is not None and not self._as_ids:
+            tokenizer = self._model.tokenizer
+            whole = self._texts.known.get(other_id) or (
+                self._texts.whole(other_id) if tokenizer.knows(other_id) else None
+            )
+            if whole is not None:
+                return whole
+        return self._read(other, position, pending, strip)[0]
 
     def _id(self, entry: GenerateLogprob | GenerateTopLogprob, position: int) -> int | None:
         if entry.token_id is not None:
@@ -153,14 +182,25 @@ class LogprobResolver:
             text, own = whole
         else:
             piece = tokenizer.pieces[token_id]
-            data = pending + piece
-            text, used = _decode(data, "replace", False)
-            pending, own = data[used:], list(piece)
+            own = list(piece)
+            text, pending = _completed(pending, piece)
             if strip and text:
                 text, strip = text.removeprefix(" "), False
         if self._as_ids:
             text = format_token_id_placeholder(token_id)
         return (text, own), pending, strip
+
+
+def _completed(pending: bytes, piece: bytes) -> tuple[str, bytes]:
+    """The text that a piece completes, and the bytes that wait for the next one."""
+    data = pending + piece
+    text, used = _decode(data, "replace", False)
+    if used == len(data):
+        return text, b""
+    if len(data) <= max(MOST_WAITING, len(piece)):
+        return "", data
+    # Too many tokens in a row that end inside a character: what is settled is told now.
+    return text, data[used:]
 
 
 def free_name(taken: dict[str, float], text: str, own: list[int] | None, token_id: int | None) -> str:

@@ -10,20 +10,23 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from derender.derendering.logprobs import MOST_WAITING
 from derender.protocol.derender import VllmStreamState
-from derender.protocol.errors import BadRequest
+from derender.protocol.errors import InvalidBody
 from derender.tokenizer import Tokenizer
 
 VERSION = 1
 _Byte = Annotated[int, Meta(ge=0, le=255)]
 _Pending = Annotated[list[_Byte], Meta(max_length=3)]
+_Waiting = Annotated[list[_Byte], Meta(max_length=4096)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ChoiceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One choice: an array on the wire, in this order.
 
-    `pending`, `logprob_pending`: the bytes of an unfinished character. `held_stop`: an id that ends the output unless
+    `pending`: the bytes of an unfinished character. `logprob_pending`: those of tokens that end in one.
+    `held_stop`: an id that ends the output unless
     another follows. `held_text`: what may still become a stop string. `text_offset`: characters told of in logprobs.
     """
 
@@ -33,7 +36,7 @@ class ChoiceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     held_text: str
     count: _Count
     logprob_strip: bool
-    logprob_pending: _Pending
+    logprob_pending: _Waiting
     text_offset: _Count
     role_sent: bool
     ended: bool
@@ -62,11 +65,13 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     choices: dict[str, ChoiceState] = {}
 
 
-class BadState(BadRequest):
+class BadState(InvalidBody):
     """A `stream_state` that this server did not make. The text is fixed: nothing of the state is shown."""
 
     def __init__(self) -> None:
-        super().__init__("invalid stream_state: not a state that was given out for this stream", param="stream_state")
+        super().__init__(
+            "invalid stream_state: not a state that was given out for this stream", param="body.stream_state"
+        )
 
 
 def decode_state(value: Any, *, tokenizer: Tokenizer, longest_stop: int) -> StreamState | VllmStreamState:
@@ -89,7 +94,11 @@ def decode_state(value: Any, *, tokenizer: Tokenizer, longest_stop: int) -> Stre
     for index, choice in state.choices.items():
         if not (index.isascii() and index.isdigit()) or len(choice.held_text) > longest_stop:
             raise BadState
-        if not all(_unfinished(bytes(p)) for p in (choice.pending, choice.logprob_pending)):
+        waiting = choice.logprob_pending
+        if (
+            not _unfinished(bytes(choice.pending))
+            or len(waiting) > max(MOST_WAITING, tokenizer.max_bytes_per_token) + 3
+        ):
             raise BadState
         if any(not tokenizer.knows(i) for i in choice.held_stop):
             raise BadState

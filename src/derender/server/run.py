@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import signal
@@ -18,8 +19,8 @@ import uvicorn
 from derender.server.app import AppSettings, build_app
 from derender.server.connection import Connection
 from derender.server.describe import describe_registry
+from derender.server.http import App
 from derender.server.listen import Address, ListenError, bind, describe, release
-from derender.server.metrics import ServerMetrics
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 Load = Callable[[], "ModelRegistry"]
 """Loads the models; goes to other processes, so it must be picklable. Raises `derender.model.ModelLoadError`."""
 
-TRUSTED_OF_CLIENTS = ssl.CERT_NONE
+_NO_CLIENT_CERTIFICATES = ssl.CERT_NONE
+_ACCEPT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Tls:
     keyfile: str | None = None
     certfile: str
     ca_certs: str | None = None
-    cert_reqs: int = int(TRUSTED_OF_CLIENTS)
+    cert_reqs: int = int(_NO_CLIENT_CERTIFICATES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class ServerSettings:
     shutdown_seconds: int = 30
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's server, telling when it listens."""
 
     def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
@@ -67,6 +69,11 @@ class _Server(uvicorn.Server):
         if self.started:
             self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Connections that the kernel has taken and the event loop has not would be reset with the listener's end.
+        await asyncio.sleep(_ACCEPT_SECONDS)
+        await super().shutdown(sockets=sockets)
+
 
 def serve(load: Load, *, settings: ServerSettings) -> int:
     """Serves until SIGTERM or SIGINT; gives the exit code. Prints what it serves and where, once it does.
@@ -74,6 +81,7 @@ def serve(load: Load, *, settings: ServerSettings) -> int:
     Raises `ListenError` and `derender.model.ModelLoadError` before anything is served.
     """
     configure_logging(settings)
+    check_tls(settings)
     if settings.workers > 1:
         from derender.server.workers import serve_with_workers
 
@@ -99,16 +107,20 @@ def serve_one(
 ) -> None:
     """Serves on `sock` in this process. `on_ready` is given the lines that tell what is served."""
     signal.signal(signal.SIGTERM, _leave)
-    config = uvicorn_config(settings)
     registry = load()
-    metrics = ServerMetrics()
     lines = describe_registry(registry, max_body_bytes=settings.app.max_body_bytes)
-    config.app = build_app(registry, settings=settings.app, metrics=metrics)
-    load_config(config)
+    run_app(build_app(registry, settings=settings.app), settings=settings, sock=sock, on_ready=lambda: on_ready(lines))
+
+
+def run_app(app: App, *, settings: ServerSettings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serves `app` on `sock` until SIGTERM or SIGINT, then drains. Raises `ListenError`, `SystemExit(0)` at SIGTERM,
+    `KeyboardInterrupt` at SIGINT."""
+    signal.signal(signal.SIGTERM, _leave)
+    config = uvicorn_config(app, settings=settings)
     # What is loaded now stays: without this every full collection walks through all vocabularies.
     gc.collect()
     gc.freeze()
-    _Server(config, on_ready=lambda: on_ready(lines)).run(sockets=[sock])
+    Server(config, on_ready=on_ready).run(sockets=[sock])
 
 
 def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
@@ -116,15 +128,11 @@ def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-async def _no_app(*_: object) -> None:
-    raise RuntimeError("no application")
-
-
-def uvicorn_config(settings: ServerSettings) -> uvicorn.Config:
-    """uvicorn's settings, without the application."""
+def uvicorn_config(app: App, *, settings: ServerSettings) -> uvicorn.Config:
+    """uvicorn's settings, loaded. Raises `ListenError` for TLS files that cannot be used."""
     tls = settings.tls
     config = uvicorn.Config(
-        _no_app,
+        app,
         http=Connection,
         ws="none",
         lifespan="on",
@@ -138,19 +146,21 @@ def uvicorn_config(settings: ServerSettings) -> uvicorn.Config:
         ssl_keyfile=tls.keyfile if tls else None,
         ssl_certfile=tls.certfile if tls else None,
         ssl_ca_certs=tls.ca_certs if tls else None,
-        ssl_cert_reqs=tls.cert_reqs if tls else int(TRUSTED_OF_CLIENTS),
+        ssl_cert_reqs=tls.cert_reqs if tls else int(_NO_CLIENT_CERTIFICATES),
     )
     if settings.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    return config
-
-
-def load_config(config: uvicorn.Config) -> None:
-    """Loads TLS files. Raises `ListenError` for what cannot be read."""
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise ListenError(f"cannot use the TLS files: {error.strerror or error}") from None
+    return config
+
+
+def check_tls(settings: ServerSettings) -> None:
+    """Raises `ListenError` for TLS files that cannot be used, before the time it takes to load a model."""
+    if settings.tls is not None:
+        uvicorn_config(App((), max_body_bytes=0), settings=settings)
 
 
 def configure_logging(settings: ServerSettings) -> None:

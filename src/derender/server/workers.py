@@ -25,9 +25,7 @@ from derender.server.run import (
     ServerSettings,
     announce,
     configure_logging,
-    load_config,
     serve_one,
-    uvicorn_config,
 )
 
 logger = logging.getLogger("derender.server")
@@ -41,7 +39,6 @@ _spawn = multiprocessing.get_context("spawn")  # a fork would copy locks of the 
 
 def serve_with_workers(load: Load, *, settings: ServerSettings) -> int:
     """Serves with `settings.workers` processes until a signal; gives the exit code. Raises `ListenError`."""
-    load_config(uvicorn_config(settings))
     check_free(settings.address)
     sock = bind(settings.address, shared=True)
     metrics_dir = None if _METRICS_DIR in os.environ else tempfile.mkdtemp(prefix="derender-metrics-")
@@ -138,7 +135,12 @@ class _Supervisor:
         if self._stopping:
             return
         if not worker.ready and not self._announced:
-            print(failure or f"a worker ended with exit code {worker.process.exitcode}", file=sys.stderr)
+            print(
+                f"derender: {failure}"
+                if failure
+                else f"derender: a worker ended with exit code {worker.process.exitcode}",
+                file=sys.stderr,
+            )
             self._exit_code = 1
             self._stopping = True
             return

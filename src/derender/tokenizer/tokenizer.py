@@ -32,7 +32,7 @@ class Tokenizer:
         self.strips_leading_blank = how.strips_leading_blank
         self.special_tokens = dict(spec.special_tokens)
         self.config = spec.config
-        self.max_chars_per_token = max(map(len, self.pieces))
+        self.max_bytes_per_token = self.max_chars_per_token = max(map(len, self.pieces))
         self._reload = spec.reload
         self._vocab: Mapping[str, int] | None = None
         self._added = {token.content: token.id for token in spec.added_tokens}

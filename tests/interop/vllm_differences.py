@@ -1,0 +1,176 @@
+"""Where derender answers otherwise than vLLM 0.32 on purpose, beyond what the differential tester knows: a rule each.
+
+Given to the tester with `--rules`. A rule sees one difference (`d.a` is vLLM's value, `d.b` ours) and says whether it is
+exactly the intended one; docs/wire.md tells the same in prose.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import diff_rules
+from diff_rules import MISSING, Context, Diff, lookup
+
+Json = Any
+
+
+def intended(label: str, reason: str):  # type: ignore[no-untyped-def]
+    diff_rules.IMPROVEMENTS[label] = reason
+    return diff_rules.rule(label)
+
+
+@intended("parse_context", "render writes what vLLM 0.33 added: the context that derender needs")
+def _(c: Context, d: Diff) -> bool:
+    return d.path[-1] == "parse_context" and d.a is MISSING and isinstance(d.b, dict)
+
+
+@intended("transfer", "kv_transfer_params stand at the top level too, as 0.33 writes them")
+def _(c: Context, d: Diff) -> bool:
+    return (
+        d.path[-1] == "kv_transfer_params"
+        and d.a is None
+        and d.b is not None
+        and d.b == c.body.get("kv_transfer_params")
+    )
+
+
+@intended("return_ids", "return_token_ids is passed on to the generate server, as in 0.33")
+def _(c: Context, d: Diff) -> bool:
+    return d.path[-1] == "return_token_ids" and d.a is None and d.b is True and c.body.get("return_token_ids") is True
+
+
+@intended("buffer", "one more internal of vLLM's stays off the wire")
+def _(c: Context, d: Diff) -> bool:
+    return d.path[-1] == "output_text_buffer_length" and d.b is MISSING
+
+
+@intended("param", "an error names its field where vLLM's says null")
+def _(c: Context, d: Diff) -> bool:
+    return d.path == ("body", "error", "param") and d.a is None and isinstance(d.b, str)
+
+
+REFUSED = {
+    "chat_template_kwargs.tokenize": "a reserved template argument",
+    "messages.1.tool_calls.0.function.arguments": "arguments that are no JSON object",
+    "body.prompt_tokens": "a negative prompt count",
+}
+NEGATIVE_ID = re.compile(r"body\.generate_chunk\.choices\.0\.token_ids\.\d+")
+
+
+def refused(c: Context) -> bool:
+    """Nonsense that vLLM lets through is a 400 that names the field."""
+    if (c.a.get("status"), c.b.get("status")) != (200, 400):
+        return False
+    param = c.b["body"]["error"]["param"] or ""
+    return param in REFUSED or bool(NEGATIVE_ID.fullmatch(param))
+
+
+def accepted(c: Context) -> bool:
+    """weight_versions are passed on whatever their form is."""
+    return (
+        (c.a.get("status"), c.b.get("status")) == (400, 200)
+        and "weight_versions" in str(c.a["body"])
+        and any(choice.get("weight_versions") for choice in c.choices)
+    )
+
+
+def judge(c: Context, allowed: set[str]) -> diff_rules.Verdict:
+    """The tester's judgement, which has no rules for answers of different status."""
+    verdict = _judge(c, allowed)
+    if verdict.kind == "different":
+        for rule in (refused, accepted):
+            if rule(c):
+                return diff_rules.Verdict("better", {rule.__name__}, verdict.diffs)
+    return verdict
+
+
+_tester: Any = sys.modules["__main__"]
+_judge = _tester.judge
+_tester.judge = judge
+for _rule in (refused, accepted):
+    diff_rules.IMPROVEMENTS[_rule.__name__] = str(_rule.__doc__)
+
+
+@intended("decoded", "prompt_logprobs have decoded_token filled in")
+def _(c: Context, d: Diff) -> bool:
+    if d.path[-1] == "decoded_token":
+        return d.a is None and isinstance(d.b, str)
+    if d.path[-1] != "prompt_logprobs" or d.a is not None or not isinstance(d.b, list):
+        return False
+    given = [g["prompt_logprobs"] for g in c.generated if g.get("prompt_logprobs")]
+    return any(
+        len(one) == len(d.b)
+        and all(
+            x is y or {k: v["logprob"] for k, v in x.items()} == {k: v["logprob"] for k, v in y.items()}
+            for x, y in zip(one, d.b, strict=True)
+        )
+        for one in given
+    )
+
+
+@intended("whole_tail", "an incomplete last character is U+FFFD, and the text of its token before it is kept")
+def _(c: Context, d: Diff) -> bool:
+    """vLLM drops the whole last token when it ends inside a character; ours has what comes before the character."""
+    return (
+        d.path[-1] in ("text", "content")
+        and isinstance(d.b, str)
+        and d.b.endswith("\ufffd")
+        and d.b.startswith(d.a or "")
+        and any(c.decode(choice.get("token_ids") or []) == d.b for choice in c.choices)
+    )
+
+
+@intended("broken", "the token after a broken character tells of it, so that the tokens join to the text")
+def _(c: Context, d: Diff) -> bool:
+    if "logprobs" not in d.path or not isinstance(d.a, str) or not isinstance(d.b, str):
+        return False
+    if d.path[-1] != "token" and "tokens" not in d.path:
+        return False
+    return "\ufffd" in d.b and d.b.endswith(d.a) and len(d.b) > len(d.a)
+
+
+@intended("chain", "tokens that end one character and begin the next: all is told when a character ends, U+FFFD never")
+def _(c: Context, d: Diff) -> bool:
+    if "logprobs" not in d.path:
+        return False
+    entry = d.path[: max((i for i, key in enumerate(d.path) if key in ("bytes", "token")), default=0)]
+    before, now = lookup(c.a, entry), lookup(c.b, entry)
+    if isinstance(now, dict) and isinstance(before, dict) and "bytes" in now and isinstance(before.get("token"), str):
+        theirs, ours = before["token"], now["token"]
+    elif "tokens" in d.path:
+        theirs, ours = d.a, d.b
+    else:
+        return False
+    return theirs.startswith("\ufffd") and ours.endswith(theirs.lstrip("\ufffd")) and "\ufffd" not in ours
+
+
+NAMED = re.compile(r"bytes:(?:\\x[0-9a-f]{2})+|token_id:\d+")
+
+
+@intended("keys", "keys of a map of top logprobs do not collide: a text that is empty or taken is written as bytes")
+def _(c: Context, d: Diff) -> bool:
+    if "logprobs" not in d.path or "top_logprobs" not in d.path:
+        return False
+    place = d.path[: d.path.index("top_logprobs") + 2]
+    before, now = lookup(c.a, place), lookup(c.b, place)
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return False
+    # Ours may have more candidates, never fewer; where keys differ, ours spells a part of a character or tells of one.
+    if len(now) < len(before):
+        return False
+    key = d.path[-1]
+    if d.b is MISSING:  # vLLM's name of a part of a character: empty, or the whole character at its last byte
+        return key == "" or not str(key).isascii() or any(k.endswith(str(key)) and "\ufffd" in k for k in now)
+    if d.a is MISSING:
+        return bool(NAMED.fullmatch(str(key))) or "\ufffd" in str(key) or not str(key).isascii()
+    return key == "" or d.b == max(d.a, d.b)  # the sampled token keeps its own value
+
+
+@intended("offsets", "text_offset counts characters of the text: a hidden special token has none")
+def _(c: Context, d: Diff) -> bool:
+    if "text_offset" not in d.path:
+        return False
+    logprobs = lookup(c.b, d.path[: d.path.index("text_offset")])
+    return isinstance(logprobs, dict) and logprobs["text_offset"] == sorted(logprobs["text_offset"])
