@@ -144,6 +144,15 @@ def test_parsers_are_not_there_yet(model: str, flag: str) -> None:
     assert err.count("\n") == 1
 
 
+def test_generate_needs_its_file(tmp_path: Path) -> None:
+    code, out, err = run("generate", str(tmp_path / "none.gguf"), "--host", "127.0.0.1", "--port", "0")
+    assert (code, out) == (1, "")
+    assert err == f"derender: {tmp_path / 'none.gguf'}: no such file\n"
+    code, _, err = run("generate", "x.gguf", "--logprob-wire", "words")
+    assert code == 2
+    assert "'words' is not one of ids, placeholders" in " ".join(err.replace("│", " ").split())
+
+
 def test_a_wrong_limit_is_one_line(model: str) -> None:
     code, out, err = run("render", model, stdin="{}", environment={"VLLM_MAX_N_SEQUENCES": "many"})
     assert (code, out) == (1, "")

@@ -61,7 +61,7 @@ def serve(
     log_level: option.LogLevel = "info",
     uvicorn_log_level: option.UvicornLogLevel = "error",
     access_log: Annotated[bool, _http("--access-log/--disable-uvicorn-access-log", help="Log each request.")] = False,
-    keep_alive: Annotated[
+    timeout_keep_alive: Annotated[
         int,
         _http(
             min=1,
@@ -157,7 +157,7 @@ def serve(
         log_level=log_level,
         uvicorn_log_level=uvicorn_log_level,
         access_log=access_log,
-        keep_alive_seconds=keep_alive,
+        keep_alive_seconds=timeout_keep_alive,
         shutdown_seconds=shutdown_timeout,
     )
     load = partial(load_registry, _served(model, models, served_model_name, model_settings))

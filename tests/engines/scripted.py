@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from derender.engines.sampling import Constraint, Limits, Sampling
 from derender.engines.scheduler import BackendFailed, Row, Sampled
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateLogprob, GenerateTopLogprob
+
+if TYPE_CHECKING:
+    from derender.engines.base import Engine, EngineLoad
 
 Script = Callable[[Sequence[int], Sampling, int], "int | None"]
 """`(prompt, sampling, how many were sampled before) -> the next token`, None where none is allowed."""
@@ -18,8 +23,14 @@ LIMITS = Limits(
     names=("toy", "toy-2"),
     vocab_size=VOCAB,
     max_model_len=CONTEXT,
-    constraints=frozenset({"json_schema", "regex", "lark", "gbnf"}),
+    constraints=frozenset({"json_schema", "regex", "lark"}),
 )
+
+
+async def until(engine: Engine, true: Callable[[EngineLoad], bool]) -> None:
+    """Waits until an engine's load is so."""
+    while not true(await engine.load()):  # noqa: ASYNC110 (load is all that an engine tells)
+        await asyncio.sleep(0.001)
 
 
 def counting(prompt: Sequence[int], sampling: Sampling, sampled: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.engines.scripted import CONTEXT, LIMITS, ScriptedBackend
+from tests.engines.scripted import CONTEXT, LIMITS, ScriptedBackend, until
 
 from derender.engines.base import EngineModel
 from derender.engines.llamacpp import LlamaCppEngine
@@ -122,7 +122,7 @@ def test_a_stream_is_refused_before_it_begins():
     async def act(engine: LlamaCppEngine) -> None:
         with pytest.raises(BadRequest):
             await engine.stream(asked(params={"stop": ["x"]}))
-        with pytest.raises(BadRequest, match="structured_outputs.regex cannot be applied"):
+        with pytest.raises(BadRequest, match=r"structured_outputs\.regex cannot be applied"):
             await engine.stream(asked(params={"structured_outputs": {"regex": "bad"}}))
 
     run(act)
@@ -156,8 +156,7 @@ def test_leaving_frees_the_slot(way):
         long = asked(params={"max_tokens": 50, "n": 3, "seed": 1})
         if way == "cancel":
             task = asyncio.ensure_future(engine.generate(long))
-            while not (await engine.load()).running:
-                await asyncio.sleep(0.001)
+            await until(engine, lambda load: load.running > 0)
             task.cancel()
             await asyncio.wait([task])
             assert task.cancelled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.engines.real_model import gguf
+from tests.engines.scripted import until
 
 from derender.engines.llama_abi import EngineUnavailable
 from derender.engines.llama_backend import BackendOptions
@@ -154,7 +156,9 @@ def test_an_unlikely_token_is_an_extra_entry_with_its_real_rank(model):
 def test_penalties(model):
     plain = model.ids(ignore_eos=True, max_tokens=24)
     assert len(set(plain)) < 24
-    assert len(set(model.ids(ignore_eos=True, max_tokens=24, frequency_penalty=2, presence_penalty=2))) > len(set(plain))
+    assert len(set(model.ids(ignore_eos=True, max_tokens=24, frequency_penalty=2, presence_penalty=2))) > len(
+        set(plain)
+    )
     first = plain[0]
     twice = model.ids([*PROMPT, first], ignore_eos=True, max_tokens=1)[0]
     strong = model.ids([*PROMPT, first, twice], repetition_penalty=50, ignore_eos=True, max_tokens=8)
@@ -225,8 +229,6 @@ def test_stream_equals_batch(model):
     ],
 )
 def test_constraints_hold(model, asked, matches):
-    import re
-
     choice = model.choice(structured_outputs=asked, max_tokens=24)
     ids = [token for token in choice.token_ids if token not in end_ids(model)]
     text = b"".join(model.engine._backend._guidance._piece(token) for token in ids).decode("utf-8", "ignore")
@@ -269,8 +271,7 @@ def test_leaving_frees_the_slot_within_a_second(model):
         await asyncio.wait([task])
         await stream.aclose()
         started = time.monotonic()
-        while (await engine.load()).running:
-            await asyncio.sleep(0.005)
+        await until(engine, lambda load: load.running == 0)
         assert time.monotonic() - started < 1
 
     model.run(act)

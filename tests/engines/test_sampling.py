@@ -50,7 +50,12 @@ def test_bias_is_bounded_and_top_k_of_minus_one_is_off():
 
 
 def test_what_changes_no_ids_is_taken():
-    params = {"detokenize": True, "skip_special_tokens": False, "include_stop_str_in_output": True, "flat_logprobs": True}
+    params = {
+        "detokenize": True,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "flat_logprobs": True,
+    }
     planned(
         sampling_params={**params, "stop": [], "bad_words": [], "extra_args": {"kv_transfer_params": None}},
         kv_transfer_params=None,
@@ -140,7 +145,7 @@ def test_requests_that_are_refused(fields, status, param, words):
         ({"json_object": True}, ("json_schema", '{"type":"object"}', "json_object")),
         ({"regex": "[a-c]+"}, ("regex", "[a-c]+", "regex")),
         ({"choice": ["yes", 'a"b']}, ("lark", 'start: "yes" | "a\\"b"', "choice")),
-        ({"grammar": 'root ::= "a"'}, ("gbnf", 'root ::= "a"', "grammar")),
+        ({"grammar": 'root ::= "a"'}, ("lark", 'start: T0\nT0: "a"', "grammar")),
         (
             {"json_object": True, "disable_any_whitespace": True},
             ("json_schema", '{"x-guidance":{"whitespace_flexible":false},"type":"object"}', "json_object"),
@@ -174,5 +179,5 @@ def test_constraints_that_are_refused(asked, param):
 
 
 def test_a_constraint_that_the_engine_does_not_know_is_refused():
-    with pytest.raises(BadRequest, match="structured_outputs.regex is not supported by this engine"):
-        constraint_of(StructuredOutputs(regex="a"), known=frozenset({"gbnf"}))
+    with pytest.raises(BadRequest, match=r"structured_outputs\.regex is not supported by this engine"):
+        constraint_of(StructuredOutputs(regex="a"), known=frozenset({"lark"}))

@@ -1,11 +1,12 @@
 """Where derender answers otherwise than vLLM 0.32 on purpose, beyond what the differential tester knows: a rule each.
 
-Given to the tester with `--rules`. A rule sees one difference (`d.a` is vLLM's value, `d.b` ours) and says whether it is
-exactly the intended one; docs/wire.md tells the same in prose.
+Given to the tester with `--rules`. A rule sees one difference (`d.a` is vLLM's value, `d.b` ours) and says whether it
+is exactly the intended one; docs/wire.md tells the same in prose.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import Any
@@ -144,6 +145,37 @@ def _(c: Context, d: Diff) -> bool:
     else:
         return False
     return theirs.startswith("\ufffd") and ours.endswith(theirs.lstrip("\ufffd")) and "\ufffd" not in ours
+
+
+@intended("exact", "the bytes of all entries, joined, are those of the output")
+def _(c: Context, d: Diff) -> bool:
+    if "logprobs" not in d.path or not {"bytes", "token"} & set(d.path) or "top_logprobs" in d.path:
+        return False
+    content = lookup(c.b, (*d.path[: d.path.index("logprobs") + 1], "content"))
+    if not isinstance(content, list) or any(entry["bytes"] is None for entry in content):
+        return False
+    text = b"".join(bytes(entry["bytes"]) for entry in content).decode("utf-8", "replace")
+    return any(c.decode(choice.get("token_ids") or []) == text for choice in c.choices)
+
+
+@intended("pretokenizer", "ids are those of tokenizer.json, where transformers' class replaces its pre-tokenizer")
+def _(c: Context, d: Diff) -> bool:
+    """DERENDER_DIFF_TOKENIZER names the tokenizer.json: ours must be what the tokenizers library gives for it."""
+    path = os.environ.get("DERENDER_DIFF_TOKENIZER")
+    place = d.path[: max((i for i, key in enumerate(d.path) if isinstance(key, int)), default=-1) + 1]
+    ours = lookup(c.b, (*(place or ("body",)), "token_ids"))
+    theirs = lookup(c.a, (*(place or ("body",)), "token_ids"))
+    if not path or not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
+        return False
+    if d.path[-1] not in ("token_ids", "token_offsets", "max_tokens"):
+        return False
+    if d.path[-1] == "max_tokens" and d.b - d.a != len(theirs) - len(ours):
+        return False
+    from tokenizers import Tokenizer
+
+    reference = Tokenizer.from_file(path)
+    text = reference.decode(ours, skip_special_tokens=False)
+    return bool(text == reference.decode(theirs, skip_special_tokens=False) and reference.encode(text).ids == ours)
 
 
 NAMED = re.compile(r"bytes:(?:\\x[0-9a-f]{2})+|token_id:\d+")

@@ -51,7 +51,7 @@ class Wire:
             sock.settimeout(PATIENCE)
             sock.connect(target)
         self.sock = wrap(sock) if wrap else sock
-        self._held = b""
+        self._held = bytearray()
 
     def __enter__(self) -> Wire:
         return self
@@ -69,11 +69,12 @@ class Wire:
             if not data:
                 raise ConnectionError(f"closed after {self._held!r}")
             self._held += data
-        found, self._held = (
-            self._held[: self._held.index(mark) + len(mark)],
-            self._held[self._held.index(mark) + len(mark) :],
-        )
-        return found
+        return self._take(self._held.index(mark) + len(mark))
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._held[:size])
+        del self._held[:size]
+        return taken
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
         """One answer with a length: status, headers, body."""
@@ -85,8 +86,7 @@ class Wire:
             if not data:
                 raise ConnectionError("closed in the body")
             self._held += data
-        body, self._held = self._held[:size], self._held[size:]
-        return int(head[0].split()[1]), headers, body
+        return int(head[0].split()[1]), headers, self._take(size)
 
     def ended(self, within: float = PATIENCE) -> bool:
         """Whether the server closes the connection in time, having sent nothing more."""

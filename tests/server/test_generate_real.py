@@ -82,9 +82,7 @@ def test_eight_clients_departures_and_a_graceful_stop(tmp_path):
         assert {status for status, _ in whole} == {200}
         alone = [answer["choices"][0]["token_ids"] for _, answer in whole]
         with ThreadPoolExecutor(8) as pool:
-            together = list(
-                pool.map(lambda prompt: streamed(place, body(prompt, stream=True, max_tokens=10)), prompts)
-            )
+            together = list(pool.map(lambda prompt: streamed(place, body(prompt, stream=True, max_tokens=10)), prompts))
         assert together == alone
 
         for stream in (False, True):

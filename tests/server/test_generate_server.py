@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.engines.scripted import LIMITS, ScriptedBackend
+from tests.engines.scripted import LIMITS, ScriptedBackend, until
 from tests.server.asgi_client import JSON, Answer, Call
 
 from derender.engines.llamacpp import LlamaCppEngine
@@ -227,8 +227,7 @@ def test_abort_requests():
         app = build_generate_app(engine)
         long = post(body(sampling_params={"max_tokens": 50}, request_id="long"))
         task = asyncio.ensure_future(app(long.scope, long.receive, long.send))
-        while not (await engine.load()).generated_tokens:
-            await asyncio.sleep(0.001)
+        await until(engine, lambda load: load.generated_tokens > 0)
         abort = post(b'{"request_ids": ["long", "none"]}', path="/inference/v1/abort_requests")
         await app(abort.scope, abort.receive, abort.send)
         steps.release(1000)
@@ -256,14 +255,12 @@ def test_a_client_that_leaves_frees_its_slot(stream):
         app = build_generate_app(engine)
         leaving = post(body(sampling_params={"max_tokens": 50}, stream=stream))
         task = asyncio.ensure_future(app(leaving.scope, leaving.receive, leaving.send))
-        while not (await engine.load()).generated_tokens:
-            await asyncio.sleep(0.001)
+        await until(engine, lambda load: load.generated_tokens > 0)
         leaving.gone.set()
         await asyncio.wait_for(task, 5)
         steps.release(1000)
         assert (await engine.load()).waiting == 0
-        while (await engine.load()).running:
-            await asyncio.sleep(0.001)
+        await until(engine, lambda load: load.running == 0)
         await engine.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 10))

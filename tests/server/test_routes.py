@@ -200,6 +200,19 @@ def test_bad_bodies_get_400(app: App, path: str, body: bytes) -> None:
         assert "Traceback" not in answer.error["message"]
 
 
+def test_an_answer_that_is_too_deep_gets_400(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deep(self: Model, body: Any) -> Any:
+        value: Any = 1
+        for _ in range(100_000):
+            value = [value]
+        return value
+
+    monkeypatch.setattr(Model, "tokenize", deep)
+    answer = post(app, "/tokenize", {"prompt": "x"})
+    assert answer.error["message"] == "body is nested too deeply"
+    assert answer.status == 400
+
+
 @pytest.mark.parametrize("path", PATHS[:6])
 def test_unknown_models_get_404(app: App, path: str) -> None:
     body = {"model": "other", "messages": [], "prompt": "x", "tokens": [1]}

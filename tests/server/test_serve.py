@@ -88,6 +88,13 @@ def test_keys_come_from_flags_or_the_environment(model: str) -> None:
             assert wire.answer()[0] == status
 
 
+def test_several_models_go_by_their_names(model: str) -> None:
+    with Served("--model", f"a={model}", "--model", f"b={model}", *HOST, "--max-model-len", "99") as served:
+        assert [line for line in served.lines if line.startswith("Model")] == [f"Model: {n} ({model})" for n in "ab"]
+        assert post_json(served.port, RENDER, {"model": "b", **CHAT})[1]["model"] == "b"
+        assert post_json(served.port, RENDER, {"model": model, **CHAT})[0] == 404
+
+
 def test_bodies_over_the_limit_are_refused(model: str) -> None:
     with Served(model, *HOST, "--max-body-mb", "0.001") as served:
         assert post_json(served.port, "/tokenize", {"prompt": "x"})[0] == 200

@@ -109,13 +109,11 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_init_from_model": (_P, [_P, ContextParams]),
     "llama_free": (None, [_P]),
     "llama_set_n_threads": (None, [_P, c_int32, c_int32]),
-    "llama_n_ctx": (c_uint32, [_P]),
     "llama_n_ctx_seq": (c_uint32, [_P]),
     "llama_n_batch": (c_uint32, [_P]),
     "llama_n_seq_max": (c_uint32, [_P]),
     "llama_get_memory": (_P, [_P]),
     "llama_memory_seq_rm": (c_bool, [_P, c_int32, c_int32, c_int32]),
-    "llama_memory_seq_pos_max": (c_int32, [_P, c_int32]),
     "llama_batch_init": (Batch, [c_int32, c_int32, c_int32]),
     "llama_batch_free": (None, [Batch]),
     "llama_decode": (c_int32, [_P, Batch]),
@@ -131,9 +129,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_sampler_init_min_p": (_P, [c_float, c_size_t]),
     "llama_sampler_init_top_k": (_P, [c_int32]),
     "llama_sampler_init_top_p": (_P, [c_float, c_size_t]),
-    "llama_sampler_init_grammar": (_P, [_P, c_char_p, c_char_p]),
     "llama_sampler_apply": (None, [_P, POINTER(Candidates)]),
-    "llama_sampler_accept": (None, [_P, c_int32]),
     "llama_sampler_free": (None, [_P]),
 }
 _GUIDANCE: dict[str, tuple[Any, list[Any]]] = {

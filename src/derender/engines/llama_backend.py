@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from derender.engines.llama_abi import EngineUnavailable, Library
-from derender.engines.llama_guidance import Guidance
+from derender.engines.llama_guidance import Guidance, Matcher
 from derender.engines.llama_sampler import LlamaSampler, Workspace
-from derender.engines.sampling import Constraint, ConstraintKind, Sampling
+from derender.engines.sampling import MAX_GRAMMAR, Constraint, ConstraintKind, Sampling
 from derender.engines.scheduler import BackendFailed, Row
 from derender.protocol.errors import BadRequest, Unavailable
 
@@ -20,7 +20,6 @@ from derender.protocol.errors import BadRequest, Unavailable
 # take a quarter of a second on one slow core, and larger batches were no faster there.
 BATCH_ROWS = 64
 DEFAULT_CONTEXT = 8192  # of a slot, where no length was asked: a cache for a model's full length may be many GiB
-_MAX_GRAMMAR = 65536
 _MAX_NESTING = 64
 
 
@@ -54,7 +53,7 @@ class LlamaBackend:
             raise
         self._workspace = Workspace(lib, self.vocab_size)
         self._guidance = Guidance(lib, self._vocab, self.vocab_size, self.eos_id) if lib.guided else None
-        self._grammar_lock = threading.Lock()
+        self._closing = threading.Lock()
 
     def _read_vocabulary(self) -> None:
         lib = self._lib
@@ -106,44 +105,30 @@ class LlamaBackend:
     @property
     def constraints(self) -> frozenset[ConstraintKind]:
         """The languages of constraints that this wheel can apply."""
-        return frozenset({"gbnf", "json_schema", "regex", "lark"} if self._guidance is not None else {"gbnf"})
+        return frozenset({"json_schema", "regex", "lark"} if self._guidance is not None else ())
 
     def check(self, constraint: Constraint) -> None:
         """Raises `BadRequest` for a constraint that is not well formed, too large or nested too deeply."""
         text = constraint.text
         if "\0" in text:
             raise BadRequest(f"{constraint.field} has a NUL character", param=constraint.field)
-        if len(text.encode()) > _MAX_GRAMMAR:
-            raise BadRequest(f"{constraint.field} is larger than {_MAX_GRAMMAR} bytes", param=constraint.field)
+        if len(text.encode()) > MAX_GRAMMAR:
+            raise BadRequest(f"{constraint.field} is larger than {MAX_GRAMMAR} bytes", param=constraint.field)
         if _nesting(text) > _MAX_NESTING:
             # The parsers below are recursive, in C++: what is too deep for their stack ends the process.
             raise BadRequest(f"{constraint.field} is nested more than {_MAX_NESTING} deep", param=constraint.field)
-        with self._grammar_lock:
+        with self._closing:
             if not self._context:
                 raise Unavailable("the engine is not running")
-            if constraint.kind == "gbnf":
-                self._lib.llama_sampler_free(self._gbnf(constraint))
-            elif self._guidance is not None:
-                self._guidance.matcher(constraint).close()
+            self._matcher(constraint).close()
 
-    def _gbnf(self, constraint: Constraint) -> int:
-        grammar: int | None = self._lib.llama_sampler_init_grammar(self._vocab, constraint.text.encode(), b"root")
-        if not grammar or not constraint.text.strip():
-            raise BadRequest(
-                f"{constraint.field} is not a GBNF grammar with a rule named root that llama.cpp can read",
-                param=constraint.field,
-            )
-        return grammar
+    def _matcher(self, constraint: Constraint) -> Matcher:
+        if self._guidance is None:
+            raise BadRequest(f"{constraint.field} is not supported by this engine", param=constraint.field)
+        return self._guidance.matcher(constraint)
 
     def sampler(self, sampling: Sampling, prompt: Sequence[int]) -> LlamaSampler:
-        gbnf = None
-        matcher = None
-        if sampling.constraint is not None:
-            with self._grammar_lock:
-                if sampling.constraint.kind == "gbnf":
-                    gbnf = self._gbnf(sampling.constraint)
-                elif self._guidance is not None:
-                    matcher = self._guidance.matcher(sampling.constraint)
+        matcher = None if sampling.constraint is None else self._matcher(sampling.constraint)
         return LlamaSampler(
             self._lib,
             self._workspace,
@@ -151,7 +136,6 @@ class LlamaBackend:
             prompt=prompt,
             logits=self._logits,
             end_ids=self.end_ids,
-            gbnf=gbnf,
             matcher=matcher,
         )
 
@@ -184,7 +168,7 @@ class LlamaBackend:
 
     def close(self) -> None:
         """Frees context and model. Nothing else may be called afterwards."""
-        with self._grammar_lock:
+        with self._closing:
             if not self._context:
                 return
             if self._guidance is not None:

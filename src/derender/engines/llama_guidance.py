@@ -12,7 +12,7 @@ from typing import Any
 
 from derender.engines.llama_abi import EngineUnavailable, Library, TokenizerInit
 from derender.engines.sampling import Constraint
-from derender.protocol.errors import ApiError, BadRequest
+from derender.protocol.errors import BadRequest
 
 # llguidance's convention: a token whose bytes begin with 0xFF is special, no text matches it.
 _SPECIAL = b"\xff"
@@ -22,12 +22,16 @@ _INIT_BYTES = 1024  # room for LlgConstraintInit, whose defaults are written by 
 class Matcher:
     """The state of one constraint along one sequence."""
 
-    def __init__(self, lib: Library, pointer: int) -> None:
+    def __init__(self, lib: Library, pointer: int, *, field: str) -> None:
         self._lib = lib
+        self._field = field
         self._pointer: int | None = pointer
 
     def mask(self) -> memoryview:
-        """Bytes of little-endian bits, one for each id: whether it may come next. Valid until the next call."""
+        """Bytes of little-endian bits, one for each id: whether it may come next. Valid until the next call.
+
+        Raises `BadRequest` where the constraint has no way on, or outgrows llguidance's limits.
+        """
         lib = self._lib
         if lib.llg_matcher_compute_mask(self._pointer) != 0:
             raise self._failure()
@@ -40,9 +44,9 @@ class Matcher:
         if self._lib.llg_matcher_consume_token(self._pointer, token) != 0:
             raise self._failure()
 
-    def _failure(self) -> ApiError:
+    def _failure(self) -> BadRequest:
         text: bytes | None = self._lib.llg_matcher_get_error(self._pointer)
-        return ApiError(f"the constraint could not be followed: {_first_line(text or b'')}")
+        return BadRequest(f"{self._field} could not be followed: {_first_line(text or b'')}", param=self._field)
 
     def close(self) -> None:
         pointer, self._pointer = self._pointer, None
@@ -75,7 +79,7 @@ class Guidance:
         if error:
             self._lib.llg_free_matcher(pointer)
             raise BadRequest(f"{constraint.field} cannot be applied: {_first_line(error)}", param=constraint.field)
-        return Matcher(self._lib, pointer)
+        return Matcher(self._lib, pointer, field=constraint.field)
 
     def _make_tokenizer(self) -> int:
         pieces = [self._piece(token) for token in range(self._vocab_size)]

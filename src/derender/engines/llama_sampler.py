@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from ctypes import addressof, byref, c_float, c_int32
+from ctypes import addressof, byref, c_float
 
 from derender.engines.llama_abi import Candidate, Candidates, Library
 from derender.engines.llama_guidance import Matcher
@@ -92,7 +92,6 @@ class LlamaSampler:
         prompt: Sequence[int],
         logits: Callable[[int], int],
         end_ids: frozenset[int],
-        gbnf: int | None,
         matcher: Matcher | None,
     ) -> None:
         self._lib = lib
@@ -101,7 +100,6 @@ class LlamaSampler:
         self._logits = logits
         self._end_ids = end_ids
         self._held_back = sampling.stop_token_ids | end_ids if sampling.min_tokens else frozenset[int]()
-        self._gbnf = gbnf
         self._matcher = matcher
         self._output: Counter[int] = Counter()
         self._generated = 0
@@ -149,8 +147,6 @@ class LlamaSampler:
 
     def _constrain(self) -> None:
         """Rules out what the constraint does not allow next."""
-        if self._gbnf is not None:
-            self._workspace.apply(self._gbnf)
         if self._matcher is not None:
             logits = self._workspace.logits
             for word, bits in enumerate(self._matcher.mask()):
@@ -184,8 +180,6 @@ class LlamaSampler:
             self._repeated.add(token)
         if token in self._end_ids:
             return  # a grammar takes no token past its end, and the end itself does not move it
-        if self._gbnf is not None:
-            self._lib.llama_sampler_accept(self._gbnf, c_int32(token))
         if self._matcher is not None:
             self._matcher.accept(token)
 
@@ -206,9 +200,6 @@ class LlamaSampler:
         for sampler in self._chain:
             self._lib.llama_sampler_free(sampler)
         self._chain = []
-        if self._gbnf is not None:
-            self._lib.llama_sampler_free(self._gbnf)
-            self._gbnf = None
         if self._matcher is not None:
             self._matcher.close()
 

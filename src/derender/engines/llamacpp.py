@@ -30,7 +30,7 @@ from derender.protocol.generate import (
     GenerateStreamChoice,
 )
 
-_KINDS = {"json_schema": ("json", "json_object"), "regex": ("regex",), "lark": ("choice",), "gbnf": ("grammar",)}
+_KINDS = {"json_schema": ("json", "json_object"), "regex": ("regex",), "lark": ("choice", "grammar")}
 
 
 class LlamaCppEngine:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
+from derender.engines.gbnf import GrammarError, lark_of_gbnf
 from derender.limits import LIMITS
 from derender.protocol.codec import encode_text
 from derender.protocol.common import StructuredOutputs
@@ -18,9 +19,10 @@ from derender.protocol.generate import GenerateRequest, SamplingParams
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
 _LOWEST_TEMPERATURE = 0.01  # what vLLM raises a smaller one to
 _BIAS = 100.0
+MAX_GRAMMAR = 65536  # bytes of a constraint
 _MAX_STREAM_INTERVAL = 2**31
 
-ConstraintKind = Literal["json_schema", "regex", "lark", "gbnf"]
+ConstraintKind = Literal["json_schema", "regex", "lark"]
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,12 @@ def constraint_of(asked: StructuredOutputs | None, *, known: Collection[Constrai
             raise BadRequest("structured_outputs.choice cannot be empty", param=place)
         constraint = Constraint("lark", "start: " + " | ".join(encode_text(text) for text in asked.choice), place)
     elif name == "grammar" and asked.grammar is not None:
-        constraint = Constraint("gbnf", asked.grammar, place)
+        if len(asked.grammar) > MAX_GRAMMAR:
+            raise BadRequest(f"{place} is larger than {MAX_GRAMMAR} bytes", param=place)
+        try:
+            constraint = Constraint("lark", lark_of_gbnf(asked.grammar), place)
+        except GrammarError as error:
+            raise BadRequest(f"{place} is not a GBNF grammar: {error}", param=place) from None
     if constraint is None or constraint.kind not in known:
         raise BadRequest(f"{place} is not supported by this engine", param=place)
     return constraint

@@ -28,32 +28,21 @@ _LOOKED_AT = 8192  # bytes at a request's start in which an offer to upgrade is 
 class Connection(HttpToolsProtocol):
     """One client connection."""
 
-    _between = True
-    _in_head = False
     _head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        if self._between and data.find(b"pgrade", 0, _LOOKED_AT) >= 0:
+        cycle = self.cycle
+        if (cycle is None or not cycle.more_body) and data.find(b"pgrade", 0, _LOOKED_AT) >= 0:
             data = _without_upgrade(data)
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(_HEAD_TOO_LARGE)
-
-    def on_message_begin(self) -> None:
-        self._between = False
-        self._in_head = True
-        self._head_bytes = 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._between = True
-        super().on_message_complete()
+        cycle = self.cycle
+        # A message's scope is made at its first byte, its cycle when its head is whole.
+        if self.scope is None or (cycle is not None and cycle.scope is self.scope):
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(_HEAD_TOO_LARGE)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_INVALID)

@@ -20,6 +20,10 @@ MAX_THREADS = 4
 """Encoding releases the interpreter lock, the rest does not, so more threads only make the event loop wait longer:
 it gets the lock after at most 5 ms for each running thread."""
 
+ALONE_BYTES = 4 << 20
+"""Larger bodies are worked on one at a time. Reading or writing JSON holds the interpreter lock from start to end,
+about 1.5 ms for each MiB: of several such threads the event loop would have to wait for all."""
+
 MAX_WAITING_BYTES = 1 << 30
 """Bodies in work or waiting, in bytes. Beyond it new ones are told to come again (503)."""
 
@@ -31,6 +35,7 @@ class WorkPool:
         self._executor = ThreadPoolExecutor(
             workers or min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="derender-work"
         )
+        self._alone = ThreadPoolExecutor(1, thread_name_prefix="derender-alone")
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
 
@@ -39,11 +44,13 @@ class WorkPool:
         if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
             raise Unavailable("the server has too much work waiting; try again later")
         self._waiting_bytes += size
+        executor = self._executor if size <= ALONE_BYTES else self._alone
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+            return await asyncio.get_running_loop().run_in_executor(executor, function)
         finally:
             self._waiting_bytes -= size
 
     async def close(self) -> None:
         """Ends the threads; what still waits is dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._alone.shutdown(wait=False, cancel_futures=True)

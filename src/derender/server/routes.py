@@ -16,6 +16,7 @@ from derender.protocol.derender import (
     DerenderCompletionRequest,
     DerenderCompletionStreamRequest,
 )
+from derender.protocol.errors import InvalidBody
 from derender.protocol.generate import GenerateRequest
 from derender.server.http import Handler, Request, Response, Route
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
@@ -66,9 +67,12 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
     def finish(request: Any, request_id: str | None) -> bytes:
         started = perf_counter()
         model = registry.get(request.model)
-        answer = ACTIONS[type(request)](model, request, request_id)
-        made = perf_counter()
-        body = encode(answer)
+        try:
+            answer = ACTIONS[type(request)](model, request, request_id)
+            made = perf_counter()
+            body = encode(answer)
+        except RecursionError:  # what could just be decoded may stand deeper in the answer
+            raise InvalidBody("body is nested too deeply", param="body") from None
         stages.model.observe(made - started)
         stages.encode.observe(perf_counter() - made)
         count_tokens(metrics, request, answer)

@@ -133,6 +133,7 @@ def uvicorn_config(app: App, *, settings: ServerSettings) -> uvicorn.Config:
     tls = settings.tls
     config = uvicorn.Config(
         app,
+        workers=1,  # or uvicorn would read WEB_CONCURRENCY
         http=Connection,
         ws="none",
         lifespan="on",
