@@ -1,7 +1,7 @@
 """The ASGI core: routes by dictionary, bounded bodies, keys, one error envelope, streams that end with their client.
 
-Plain ASGI because the hot path counts: on uvicorn with httptools and uvloop a trivial request costs about 20 µs of CPU
-here and 33 to 37 µs through Starlette.
+Plain ASGI because the hot path counts: on uvicorn with httptools and uvloop a trivial POST costs about 24 µs of CPU
+with all that is here and its metrics, 20 to a callable that does nothing, and 33 to 37 through Starlette.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
-import jinja2.sandbox
 
 from derender.protocol.errors import BadRequest
 from derender.template.content_format import ContentFormat, detect_content_format
+from derender.template.sandbox import Sandbox
 
 __all__ = ["ChatTemplate", "TemplateBroken"]
 
@@ -84,10 +84,8 @@ def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
     return strftime_now
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+def _environment() -> Sandbox:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _clock(datetime.now)
