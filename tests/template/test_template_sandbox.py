@@ -65,7 +65,8 @@ def test_nothing_unsafe_is_reached(source: str) -> None:
 
 
 def test_a_loop_and_keys_named_like_methods() -> None:
-    source = "{% for x in xs %}{{ loop.first }}{{ loop.index0 }}{{ loop.last }}{{ x.items }}{{ x.role }}{{ x.none }}{% endfor %}"
+    shown = "{{ loop.first }}{{ loop.index0 }}{{ loop.last }}{{ x.items }}{{ x.role }}{{ x.none }}"
+    source = "{% for x in xs %}" + shown + "{% endfor %}"
     values = {"xs": [{"items": 1, "role": "r"}, {"role": "s"}]}
     ours, base = (e.from_string(source).render(**values) for e in (OURS, BASE))
     assert ours.split(" at 0x")[0] == base.split(" at 0x")[0]

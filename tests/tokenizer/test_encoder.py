@@ -100,9 +100,7 @@ def test_threads_share_a_tokenizer() -> None:
     wrong: list[int] = []
 
     def work() -> None:
-        for _ in range(50):
-            if tokenizer.encode("Hello there, how are you " * 50) != expected:
-                wrong.append(1)
+        wrong.extend(1 for _ in range(50) if tokenizer.encode("Hello there, how are you " * 50) != expected)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

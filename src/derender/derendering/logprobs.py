@@ -33,13 +33,15 @@ class TokenTexts:
         self.known: dict[int | None, tuple[str, list[int]]] = {}
 
     def whole(self, token_id: int) -> tuple[str, list[int]] | None:
-        """The text and bytes of a known token; None if its bytes are not whole characters."""
-        piece = self.model.tokenizer.pieces[token_id]
-        try:
-            found = (piece.decode("utf-8"), list(piece))
-        except UnicodeDecodeError:
-            return None
-        self.known[token_id] = found
+        """The text and bytes of a token; None if its bytes are not whole characters, or it is not known."""
+        found = self.known.get(token_id)
+        if found is None and self.model.tokenizer.knows(token_id):
+            piece = self.model.tokenizer.pieces[token_id]
+            try:
+                found = (piece.decode("utf-8"), list(piece))
+            except UnicodeDecodeError:
+                return None
+            self.known[token_id] = found
         return found
 
 
@@ -64,22 +66,29 @@ class LogprobResolver:
     def chat(self, content: Sequence[GenerateLogprob], *, limit: int | None) -> list[ChatLogprob]:
         """Entries for the chat dialect, at most `limit` alternatives each. Raises `BadRequest` naming the position."""
         known = self._texts.known
+        simple = not (self.strip or self._as_ids)  # a whole token reads as itself
         entries: list[ChatLogprob] = []
         for position, entry in enumerate(content):
+            others: Sequence[GenerateTopLogprob] = entry.top_logprobs or ()
+            if limit is not None and len(others) > limit:
+                others = others[:limit]
+            if simple and not self.pending:
+                try:  # all tokens were seen before, and are whole: the usual case
+                    text, own = known[entry.token_id]
+                    tops = [ChatTopLogprob((t := known[o.token_id])[0], o.logprob, t[1]) for o in others]
+                    entries.append(ChatLogprob(text, entry.logprob, own, tops))
+                    continue
+                except KeyError:
+                    pass
             pending, strip = self.pending, self.strip
-            itself = not (strip or self._as_ids)  # whether a whole token reads as itself here
-            sampled: Resolved = (known.get(entry.token_id) if itself and not pending else None) or self._sampled(
-                entry, position
-            )
-            alternatives: list[ChatTopLogprob] = []
-            for rank, other in enumerate(entry.top_logprobs or ()):
-                if rank == limit:
-                    break
-                text, own = (known.get(other.token_id) if itself and not pending else None) or self._alternative(
-                    other, position, pending, strip, entry, sampled
-                )
-                alternatives.append(ChatTopLogprob(text, other.logprob, own))
-            entries.append(ChatLogprob(sampled[0], entry.logprob, sampled[1], alternatives))
+            sampled = self._sampled(entry, position)
+            tops = [
+                ChatTopLogprob(read[0], other.logprob, read[1])
+                for other in others
+                for read in (self._alternative(other, position, pending, strip, entry, sampled),)
+            ]
+            entries.append(ChatLogprob(sampled[0], entry.logprob, sampled[1], tops))
+            simple = not (self.strip or self._as_ids)
         return entries
 
     def completion(self, content: Sequence[GenerateLogprob], *, hidden: frozenset[int]) -> CompletionLogprobs:
@@ -176,7 +185,7 @@ class LogprobResolver:
         if not tokenizer.knows(token_id):
             self._model.check_id(token_id, where=where)
             return (format_token_id_placeholder(token_id) if self._as_ids else "", None), pending, strip
-        whole = self._texts.known.get(token_id) or self._texts.whole(token_id)
+        whole = self._texts.whole(token_id)
         special = token_id in tokenizer.special_ids
         if whole is not None and (special or not (pending or strip)):
             text, own = whole

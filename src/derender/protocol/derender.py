@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -116,6 +116,7 @@ class _Mode(msgspec.Struct):
     stream: Any = False
 
 
+_Whole = TypeVar("_Whole", DerenderChatRequest, DerenderCompletionRequest)
 _mode = Decoder(_Mode, lenient_numbers=True)
 _chat = Decoder(DerenderChatRequest, lenient_numbers=True)
 _chat_stream = Decoder(DerenderChatStreamRequest, lenient_numbers=True)
@@ -123,13 +124,14 @@ _completion = Decoder(DerenderCompletionRequest, lenient_numbers=True)
 _completion_stream = Decoder(DerenderCompletionStreamRequest, lenient_numbers=True)
 
 
+_LARGE = 16_384  # bytes from which looking for `"stream"` costs more than a try
+
+
 def is_stream(body: bytes) -> bool:
     """Whether a derender body means a stream's chunk, so that its errors speak of that branch only.
 
     Raises `InvalidBody` for a `stream` that is not a boolean.
     """
-    if b'"stream"' not in body and b"\\u" not in body:
-        return False
     stream = _mode(body).stream
     if not isinstance(stream, bool):
         raise InvalidBody(f"stream: expected `bool` ({stream!r:.80})", param="body.stream")
@@ -138,9 +140,20 @@ def is_stream(body: bytes) -> bool:
 
 def decode_derender_chat(body: bytes) -> DerenderChatRequest | DerenderChatStreamRequest:
     """A chat derender body as the branch that was meant. Raises `InvalidBody`."""
-    return _chat_stream(body) if is_stream(body) else _chat(body)
+    return _whole_if_large(_chat, body) or (_chat_stream(body) if is_stream(body) else _chat(body))
 
 
 def decode_derender_completion(body: bytes) -> DerenderCompletionRequest | DerenderCompletionStreamRequest:
     """A completions derender body as the branch that was meant. Raises `InvalidBody`."""
-    return _completion_stream(body) if is_stream(body) else _completion(body)
+    return _whole_if_large(_completion, body) or (_completion_stream(body) if is_stream(body) else _completion(body))
+
+
+def _whole_if_large(decode: Decoder[_Whole], body: bytes) -> _Whole | None:
+    """A large body is nearly always a whole answer: it is tried at once. None where it is something else."""
+    if len(body) < _LARGE:
+        return None
+    try:
+        request = decode(body)
+    except InvalidBody:
+        return None
+    return None if request.stream else request

@@ -175,12 +175,15 @@ def valid_cache_salt(salt: str) -> bool:
 
 
 class GenerateTopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One candidate. Named by `token_id`, or by `token` in older servers (`token_id:N`, with or without bytes)."""
+    """One candidate. Named by `token_id`, or by `token` in older servers (`token_id:N`, with or without bytes).
+
+    Fields stand in the order in which they come over the wire: the decoder looks for the next one first.
+    """
 
     token_id: int | None = None
-    token: str | None = None
     logprob: float = -9999.0
     rank: int | None = None
+    token: str | None = None
     bytes: list[int] | None = None
 
 
@@ -188,11 +191,11 @@ class GenerateLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The sampled token at one position, then the candidates (the sampled one first, then rank order)."""
 
     token_id: int | None = None
-    token: str | None = None
     logprob: float = -9999.0
     rank: int | None = None
-    bytes: list[int] | None = None
     top_logprobs: list[GenerateTopLogprob] | None = None
+    token: str | None = None
+    bytes: list[int] | None = None
 
 
 class GenerateLogprobs(msgspec.Struct, frozen=True):

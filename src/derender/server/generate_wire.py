@@ -100,7 +100,8 @@ def _by_placeholder(entry: GenerateLogprob) -> _TokenByPlaceholder:
 
 def _by_placeholder_bytes(entry: GenerateLogprob) -> _TokenByPlaceholder:
     named = _by_placeholder(entry)
-    for one in (named, *named.top_logprobs):
+    named.bytes = list(named.token.encode())
+    for one in named.top_logprobs:
         one.bytes = list(one.token.encode())
     return named
 

@@ -16,6 +16,10 @@ INLINE_BYTES = 65536
 """Bodies up to this size are worked on in the event loop. 64 KiB of chat take about 1 ms there; handing work to a
 thread and back costs about 0.1 ms, five times the work of a short chat."""
 
+INLINE_DERENDER_BYTES = 4 * INLINE_BYTES
+"""The same for answers to derender, whose bytes are numbers more than text: 256 KiB, the logprobs of 800 tokens with
+five alternatives, take about 2 ms."""
+
 MAX_THREADS = 4
 """Encoding releases the interpreter lock, the rest does not, so more threads only make the event loop wait longer:
 it gets the lock after at most 5 ms for each running thread."""

@@ -20,7 +20,7 @@ from derender.protocol.errors import InvalidBody
 from derender.protocol.generate import GenerateRequest
 from derender.server.http import Handler, Request, Response, Route
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
-from derender.server.pool import INLINE_BYTES, WorkPool
+from derender.server.pool import INLINE_BYTES, INLINE_DERENDER_BYTES, WorkPool
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
@@ -63,6 +63,7 @@ def build_routes(
 
 def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: ServerMetrics) -> Handler:
     stages = metrics.stages
+    inline_bytes = INLINE_DERENDER_BYTES if operation.path.endswith("/derender") else INLINE_BYTES
 
     def finish(request: Any, request_id: str | None) -> bytes:
         started = perf_counter()
@@ -90,7 +91,7 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
         body = http.body
         header = http.header(b"x-request-id")
         request_id = header.decode("latin-1") if header else None
-        if len(body) > INLINE_BYTES:
+        if len(body) > inline_bytes:
             return Response(await pool.run(lambda: finish(decode(body), request_id), size=len(body)))
         request = decode(body)
         if brings_template(request):

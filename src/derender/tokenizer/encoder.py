@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -48,22 +49,13 @@ class Encoder:
     def _try_fast(self, spec: TokenizerSpec) -> str:
         """Load fastokens and hold it against the reference; the reason why not, or an empty string."""
         corpus = verification_corpus(token.content for token in spec.added_tokens)
-        reference = self._load_reference(spec)
-        for token in spec.added_tokens:
-            given = reference.token_to_id(token.content)
-            if given != token.id:
-                raise TokenizerBroken(
-                    f"added token {token.content!r} has the id {token.id}, which the tokenizers library gives as {given}"
-                )
-        truth = [[reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)]
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(_load_fast, spec)  # side by side: both libraries let go of the interpreter meanwhile
+            reference = self._load_reference(spec)
+            _check_added_ids(reference, spec)
+            truth = [[reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)]
         try:
-            from fastokens import Tokenizer
-
-            del reference
-            self._reference = None  # its memory is used again
-            fast = Tokenizer.from_json_str(spec.json_text.decode("utf-8"))
-            fast.no_truncation()
-            fast.no_padding()
+            fast = loading.result()
             for add, expected in zip((False, True), truth, strict=True):
                 for text, ids in zip(corpus, expected, strict=True):
                     if list(fast.encode(text, add_special_tokens=add).ids) != ids:
@@ -72,7 +64,7 @@ class Encoder:
             return f"it cannot be imported: {error}"
         except Exception as error:  # a Rust library's own exception types: any of them means "not this tokenizer"
             return f"it refuses this tokenizer: {str(error).splitlines()[0][:160]}"
-        self._fast = fast
+        self._fast, self._reference = fast, None
         return ""
 
     def _load_reference(self, spec: TokenizerSpec | None = None) -> Any:
@@ -102,3 +94,22 @@ class Encoder:
         """The ids and, for each, its (start, end) in characters of the text. Uses the reference."""
         encoding = self._load_reference().encode(text, add_special_tokens=add_special_tokens)
         return encoding.ids, encoding.offsets
+
+
+def _load_fast(spec: TokenizerSpec) -> Any:
+    from fastokens import Tokenizer
+
+    fast = Tokenizer.from_json_str(spec.json_text.decode("utf-8"))
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
+
+
+def _check_added_ids(reference: Any, spec: TokenizerSpec) -> None:
+    """Raises `TokenizerBroken` for an added token that the library would give another id than its file says."""
+    for token in spec.added_tokens:
+        given = reference.token_to_id(token.content)
+        if given != token.id:
+            raise TokenizerBroken(
+                f"added token {token.content!r} has the id {token.id}, and the tokenizers library makes it {given}"
+            )
