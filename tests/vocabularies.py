@@ -12,8 +12,10 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from derender.sources import find_source
 from derender.tokenizer import Tokenizer
 from derender.tokenizer.files import tokenizer_spec
+from derender.tokenizer.gguf import read_gguf_metadata
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -76,8 +78,25 @@ def byte_fallback() -> Tokenizer:
 
 @functools.cache
 def real(name: str) -> Tokenizer:
-    """A real model's tokenizer. Skips where scripts/test could not fetch it."""
-    return Tokenizer.from_directory(real_directory(name))
+    """A real model's tokenizer. Skips where there is none (see `real_model`)."""
+    path = real_model(name)
+    if not path.endswith(".gguf"):
+        return Tokenizer.from_directory(path)
+    return Tokenizer(find_source(path, tokenizer=None, revision=None, tokenizer_revision=None).spec)
+
+
+def real_model(name: str) -> str:
+    """What `Model.load` takes for a real model: its directory, else the GGUF file of real tests where it is that model.
+
+    Skips where scripts/test could fetch neither.
+    """
+    directory = REAL / name
+    if (directory / "tokenizer.json").is_file():
+        return str(directory)
+    file = os.environ.get("DERENDER_TEST_GGUF", "")
+    if Path(file).is_file() and read_gguf_metadata(file).get("general.basename") == name:
+        return file
+    pytest.skip(f"the vocabulary {name} is not in {REAL}, and DERENDER_TEST_GGUF names no file that has it")
 
 
 def real_directory(name: str) -> Path:

@@ -18,10 +18,11 @@ class ReasoningText(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCallBegin(msgspec.Struct, frozen=True, gc=False):
-    """A call whose name is known. `index` counts the calls of one choice from 0."""
+    """A call whose name is known. `index` counts the calls of one choice from 0; `id` is the model's own, if any."""
 
     index: int
     name: str
+    id: str | None = None
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True, gc=False):

@@ -22,6 +22,7 @@ _encoder = msgspec.json.Encoder()
 _anything = msgspec.json.Decoder()
 _AT = re.compile(r" - at `(?:key in )?\$?(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that is half of a character, and alone no text
 _SHOWN = 80  # characters of an offending value in a message
 MIN_LOGPROB = -9999.0
 """What stands for a logprob that no JSON number can carry (-inf, NaN, overflow), as vLLM writes it."""
@@ -63,10 +64,12 @@ class Decoder(Generic[T]):
 
     def _decode_leniently(self, body: bytes | bytearray, error: msgspec.DecodeError) -> T:
         try:
-            tree = _finite(json.loads(body))
+            tree = json.loads(body)
+            finite = _finite(tree)
         except (ValueError, RecursionError):
             raise _explain(error, body) from None
-        return self.convert(tree)
+        _check_text(tree, body)
+        return self.convert(finite)
 
     def convert(self, tree: Any) -> T:
         """The same for a value that is already decoded. Raises `InvalidBody`."""
@@ -88,11 +91,53 @@ def _finite(value: Any, key: str = "") -> Any:
     return value
 
 
+def _check_text(tree: Any, body: bytes | bytearray) -> None:
+    """Refuse strings that are no text, keys included: lone surrogates, which Python's JSON reader lets through
+    (raullenchai/Rapid-MLX#730). Raises `InvalidBody` naming the place of the first one."""
+    if not _SURROGATE.search(body):
+        return
+    waiting: list[tuple[Any, _Place]] = [(tree, None)]
+    while waiting:
+        value, place = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend((v, (place, k)) for k, v in reversed(value.items()))
+            value = "".join(value)
+        elif isinstance(value, list):
+            waiting.extend((value[i], (place, i)) for i in range(len(value) - 1, -1, -1))
+            continue
+        if isinstance(value, str) and not _is_text(value):
+            steps: list[str] = []
+            while place is not None:
+                place, step = place
+                steps.append(ascii(step)[1:-1][:_SHOWN] if isinstance(step, str) else str(step))
+            field = ".".join(["body", *reversed(steps)])
+            raise InvalidBody(
+                f"{field.removeprefix('body.')} holds a lone surrogate, which is not text", param=field
+            )
+
+
+_Place = "tuple[_Place, str | int] | None"
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _explain(error: msgspec.DecodeError, body: Any) -> InvalidBody:
     """The error with a dotted place and the value that stands there."""
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return InvalidBody(f"body is not valid JSON: {text[:1].lower()}{text[1:]}", param="body")
+        try:
+            _check_text(json.loads(body) if _SURROGATE.search(body) else None, body)
+        except (ValueError, RecursionError):
+            pass  # it is no JSON in any reading
+        except InvalidBody as found:
+            return found
+        return InvalidBody(f"body is not valid JSON: {text.removeprefix('JSON is malformed: ')}", param="body")
     found = _AT.search(text)
     reason = text[: found.start()] if found else text
     missing = re.match(r"Object missing required field `(.*)`$", reason)

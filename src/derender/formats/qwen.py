@@ -1,0 +1,37 @@
+"""Hermes and the Qwen family: JSON in `<tool_call>` tags, XML parameters for the coders, `<think>` before the answer."""
+
+from __future__ import annotations
+
+from derender.formats.table import Calls, JsonMembers, OutputFormat, Parameters, Reasoning, tags
+
+THINK = Reasoning(tags=tags("<think>", "</think>"))
+
+HERMES = OutputFormat(
+    name="hermes",
+    calls=(Calls(call=tags("<tool_call>", "</tool_call>"), body=JsonMembers(), structural_tag="hermes"),),
+    end_of_turn=("<|im_end|>", "<|endoftext|>", "<|eot_id|>"),
+)
+
+QWEN3 = HERMES.replace(name="qwen3", reasoning=THINK)
+
+QWEN3_CODER = OutputFormat(
+    name="qwen3_coder",
+    reasoning=THINK,
+    calls=(
+        Calls(
+            section=tags("<tool_call>", "</tool_call>"),
+            call=tags("<function=", "</function>"),
+            header=r"(?P<name>[^>\n<]*)(?:>|(?=«</function>»))",
+            bare=True,
+            strip=True,
+            body=Parameters(
+                open=r"<\s*parameter\s*=(?P<key>[^>]*)>",
+                close="</parameter>",
+                until=("<parameter=", "</function>"),
+                newline=True,
+            ),
+            structural_tag="qwen_3_coder",
+        ),
+    ),
+    end_of_turn=("<|im_end|>", "<|endoftext|>"),
+)

@@ -1,0 +1,177 @@
+"""The vocabulary of output formats: frozen tables that say how one model family writes reasoning and tool calls.
+
+A family is data. What a table cannot say, the engine (`derender.parser`) does not know: a family that needs code is a
+family for which the engine lacks a concept. Literals are as the model writes them; where the vocabulary has one as a
+single token, only that token is the marker, else its text.
+
+In header and parameter patterns (regular expressions) a literal stands in `«…»`, so that markers in it can be told
+from the pattern's own characters.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+import msgspec
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen table; `replace` gives a changed copy."""
+
+    def replace(self, **changes: Any) -> Any:
+        """The same with some fields changed."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class Tags(Table, frozen=True, kw_only=True):
+    """A pair of markers. Each side may have several spellings, the first being the usual one."""
+
+    open: tuple[str, ...]
+    close: tuple[str, ...]
+
+
+def tags(open: str | tuple[str, ...], close: str | tuple[str, ...] = ()) -> Tags:
+    """`Tags` from single spellings or tuples of them."""
+    return Tags(
+        open=(open,) if isinstance(open, str) else open,
+        close=(close,) if isinstance(close, str) else close,
+    )
+
+
+class Switch(Table, frozen=True, kw_only=True):
+    """A chat_template_kwarg that turns reasoning on or off, and the values that mean off."""
+
+    name: str
+    off: tuple[Any, ...] = (False,)
+
+
+class Reopen(Enum):
+    """What a reasoning marker means where it does not open or close anything."""
+
+    SWALLOW = "swallow"
+    """A second opener in reasoning and a stray closer in content are dropped; an opener in content is text."""
+
+    REOPEN = "reopen"
+    """As swallow, but an opener in content begins reasoning again."""
+
+    LITERAL = "literal"
+    """They are text."""
+
+
+class Reasoning(Table, frozen=True, kw_only=True):
+    """How reasoning is written.
+
+    `start`: the region that an output begins in when the prompt's tail has no marker of this turn and no switch says
+    otherwise. `ended_by_call`: a call's opener ends it too. `strip`: white space at its end is dropped. `prefix`: text
+    that the model writes after the opener and that is no reasoning.
+    """
+
+    tags: Tags
+    start: Literal["reasoning", "content"] = "reasoning"
+    switches: tuple[Switch, ...] = (Switch(name="enable_thinking"),)
+    ended_by_call: bool = True
+    strip: bool = False
+    prefix: str = ""
+    duplicates: Reopen = Reopen.SWALLOW
+
+
+# -------------------------------------------------------------------------------------------- arguments
+
+
+class JsonMembers(Table, frozen=True, kw_only=True):
+    """A call is a JSON object with a name member and an arguments member, in any order; other members are skipped.
+
+    The arguments are the model's own characters from the opening to the matching bracket. `name` None: the object's
+    only key is the name and its value the arguments. `array`: a JSON array of such objects, one call each.
+    """
+
+    name: str | None = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: str | None = None
+    array: bool = False
+
+
+class JsonValue(Table, frozen=True, kw_only=True):
+    """The call's body is the arguments, one JSON value: the model's own characters. `fence`: what stands around it."""
+
+    fence: tuple[str, str] = ("", "")
+
+
+class Typing(Enum):
+    """Where a parameter's type comes from."""
+
+    SCHEMA = "schema"
+    """From the tool's JSON schema; a parameter without one is a string."""
+
+    ATTRIBUTE = "attribute"
+    """The opener's group `string` says true (text) or false (JSON); the group `type` names a type."""
+
+
+class Parameters(Table, frozen=True, kw_only=True):
+    """The body is a list of parameters, each an opener with its key, a value, and a closer.
+
+    `open`: pattern with the group `key`. `close`: the value's closer; `until`: what ends a value whose closer is
+    missing. `newline`: one newline at each end of a value is framing. `trim`: white space at both ends is.
+    """
+
+    open: str
+    close: str
+    until: tuple[str, ...] = ()
+    newline: bool = False
+    trim: bool = False
+    typing: Typing = Typing.SCHEMA
+
+
+class KeyValues(Table, frozen=True, kw_only=True):
+    """The body is `{key: value, …}` with bare keys; strings stand between fences, other values are bare scalars."""
+
+    fence: str
+
+
+class PythonCall(Table, frozen=True, kw_only=True):
+    """The calls are Python: `[name(key=literal, …), …]`, in brackets or one a line."""
+
+    brackets: bool = True
+
+
+class NestedElements(Table, frozen=True, kw_only=True):
+    """The body is elements named by their keys, nested for objects and lists; `mark` stands before each tag."""
+
+    mark: str
+
+
+Body = JsonMembers | JsonValue | Parameters | KeyValues | PythonCall | NestedElements
+
+
+class Calls(Table, frozen=True, kw_only=True):
+    """How calls are written.
+
+    `section` wraps all calls of a turn, `call` each of them; both may be absent (a call then begins with its header or
+    body). `header`: pattern with the group `name` (and `id`) between opener and body. `many`: several headers may
+    follow each other in one call wrapper. `bare`: calls are also recognised without their section. `strip`: white
+    space between content and a call is framing. `start_only`: a call can only begin where nothing was said yet.
+    """
+
+    body: Body
+    section: Tags | None = None
+    call: Tags | None = None
+    header: str | None = None
+    many: bool = False
+    bare: bool = False
+    strip: bool = False
+    start_only: bool = False
+    ids: Literal["made", "kimi", "mistral", "native"] = "made"
+    structural_tag: str | None = None
+
+
+class OutputFormat(Table, frozen=True, kw_only=True):
+    """One family. `answer`: markers around the visible answer, dropped. `end_of_turn`: tokens that end the output and
+    never are text. `calls`: the ways in which calls are written, all of them understood."""
+
+    name: str
+    reasoning: Reasoning | None = None
+    calls: tuple[Calls, ...] = ()
+    answer: Tags | None = None
+    end_of_turn: tuple[str, ...] = ()
+    turn_starts: tuple[str, ...] = ()

@@ -1,0 +1,450 @@
+"""The parser: token ids in, events out, for every output format by its table.
+
+One incremental engine for reasoning, content and calls. It never raises on model output, always finds back to content,
+holds back only what may still change, takes linear time, and its state goes into a small snapshot. Batch is one push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from derender.parser.coerce import ToolSchemas
+from derender.parser.compiled import CompiledFormat, Grammar, Search
+from derender.parser.events import ContentText, Event, ReasoningText
+from derender.parser.marks import Lexer, pack, unpack
+from derender.parser.reader import Reader
+from derender.parser.sink import Sink
+
+_LONGEST_HEADER = 4096
+_PLACES = frozenset(("content", "reasoning", "section", "header", "body", "close", "junk"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserOptions:
+    """How to read one output.
+
+    `start`: the region it begins in. `calls`: whether calls are read at all. `complete`: whether a call is given only
+    when it is whole. `trim`: whether white space at the ends of a region belongs to nothing. `show_special`: whether
+    special tokens that are no markers are visible. `strip_blank`: whether a leading blank is dropped.
+    """
+
+    start: str = "content"
+    calls: bool = True
+    complete: bool = False
+    trim: bool = False
+    show_special: bool = False
+    strip_blank: bool = False
+    stop_ids: frozenset[int] = frozenset()
+
+
+class FormatParser:
+    """Reads one output. `reasoning_tokens` tells for each token, in order, whether it was reasoning."""
+
+    def __init__(self, compiled: CompiledFormat, options: ParserOptions, schemas: ToolSchemas) -> None:
+        self._compiled = compiled
+        self._options = options
+        self._schemas = schemas
+        self._marks = compiled.marks
+        self._lexer = Lexer(
+            compiled.marks,
+            show_special=options.show_special,
+            stop_ids=options.stop_ids,
+            strip=options.strip_blank,
+        )
+        self._events: list[Event] = []
+        self._sink = Sink(self._events, complete=options.complete)
+        self._where = options.start
+        self._grammar = -1
+        self._sectioned = False  # whether the call in work stands in a section
+        self._reader: Reader | None = None
+        self._text = ""  # what was not taken yet
+        self._raw = ""  # what the model wrote of a call that may still prove to be none
+        self._space = ""  # white space that is held back
+        self._said = False  # whether the region has anything but white space
+        self._content = False  # whether there was any content at all
+        self._ends: list[int] = []  # where in `_text` the tokens end that belong to it
+        self.regions: list[bool] = []
+        """For each token taken since `take_regions`: whether it was reasoning."""
+
+    # ------------------------------------------------------------------------------------------ the three verbs
+
+    def push(self, ids: Sequence[int]) -> list[Event]:
+        """The events that these ids complete."""
+        lexer, size = self._lexer, len(self._text)
+        if len(ids) == 1:
+            self._text += lexer.push(ids)
+            self._ends.append(len(self._text))
+        else:
+            parts = []
+            for token_id in ids:
+                part = lexer.push((token_id,))
+                size += len(part)
+                parts.append(part)
+                self._ends.append(size)
+            self._text += "".join(parts)
+        return self._run(end=False)
+
+    def finish(self) -> list[Event]:
+        """The events of what was held back. Nothing may be pushed afterwards."""
+        self._text += self._lexer.finish()
+        return self._run(end=True)
+
+    def snapshot(self) -> list[Any]:
+        """The state as JSON-safe values."""
+        return [
+            self._where,
+            self._grammar,
+            self._sectioned,
+            pack(self._text),
+            pack(self._raw),
+            self._space,
+            self._said,
+            self._content,
+            self._ends,
+            pack(self._sink.state()),
+            pack(self._reader.state()) if self._reader is not None else None,
+            getattr(self._reader, "tool", ""),
+            self._lexer.strip,
+            list(self._lexer.pending),
+        ]
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
+        try:
+            where, grammar, sectioned, text, raw, space, said, content, ends, sink, reader, tool, strip, pending = state
+            if where not in _PLACES or not -1 <= grammar < len(self._compiled.grammars):
+                raise ValueError("no such place")
+            self._where, self._grammar, self._sectioned = where, grammar, bool(sectioned)
+            self._text, self._raw, self._space = str(unpack(text)), str(unpack(raw)), str(space)
+            self._said, self._content = bool(said), bool(content)
+            self._ends = [int(end) for end in ends]
+            self._sink.restore(unpack(sink))
+            if reader is not None:
+                if grammar < 0:
+                    raise ValueError("a reader without a grammar")
+                self._reader = self._compiled.grammars[grammar].reader(self._marks, self._schemas, tool=str(tool))
+                self._reader.restore(unpack(reader))
+            elif where == "body":
+                raise ValueError("no reader")
+            self._lexer.strip = bool(strip)
+            self._lexer.pending = bytes(pending)
+        except (TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError("not a parser's state") from error
+
+    # --------------------------------------------------------------------------------------------- the regions
+
+    @property
+    def calls_ended(self) -> int:
+        """How many calls are complete."""
+        return self._sink.ended
+
+    def take_regions(self) -> list[bool]:
+        """For the tokens settled since the last time: whether each was reasoning."""
+        taken, self.regions = self.regions, []
+        return taken
+
+    def _run(self, *, end: bool) -> list[Event]:
+        text, at = self._text, 0
+        while True:
+            before = at, self._where
+            at = getattr(self, f"_in_{self._where}")(text, at, end)
+            self._settle(at, reasoning=before[1] == "reasoning")
+            if (at, self._where) == before or at >= len(text):
+                break
+        if end:
+            self._end(text[at:])
+            self._settle(len(text), reasoning=self._where == "reasoning")
+            at = len(text)
+        self._text = text[at:]
+        self._ends = [one - at for one in self._ends]
+        events, self._events[:] = list(self._events), []
+        return events
+
+    def _settle(self, at: int, *, reasoning: bool) -> None:
+        ends = self._ends
+        n = 0
+        while n < len(ends) and ends[n] <= at:
+            n += 1
+        if n:
+            self.regions += [reasoning] * n
+            del ends[:n]
+
+    def _end(self, rest: str) -> None:
+        """The output ends, with `rest` not taken."""
+        match self._where:
+            case "content":
+                self._say(rest)
+                self._leave_content("end")
+            case "reasoning":
+                self._think(rest)
+                self._leave_reasoning()
+            case "header":
+                self._verbatim(self._raw + rest)
+            case "body":
+                assert self._reader is not None
+                if self._sink.name is None or self._options.complete:
+                    self._verbatim(self._raw + rest)
+                    self._sink.drop()
+                else:
+                    self._reader.finish(rest, 0, self._sink)
+                    self._sink.leave()
+            case "junk":
+                self._verbatim(rest)
+            case "section":
+                if rest.strip():
+                    self._verbatim(rest)
+        self._raw = self._space = ""
+
+    def _in_content(self, text: str, at: int, end: bool) -> int:
+        compiled, calls = self._compiled, self._options.calls
+        if self._said or self._content:
+            search = compiled.content if calls else compiled.content_without_calls
+        else:
+            search = compiled.opening if calls else compiled.opening_without_calls
+        found = search.pattern.search(text, at)
+        if found is None:
+            return self._before_partial(text, at, end, search, self._say)
+        kind = search.kinds[found[0]]
+        name, _, number = kind.partition(" ")
+        if (
+            number
+            and self._compiled.grammars[int(number)].table.start_only
+            and (self._content or self._said or (self._space + text[at : found.start()]).strip())
+        ):
+            self._say(text[at : found.end()])
+            return found.end()
+        self._say(text[at : found.start()])
+        if name == "reason" and search is compiled.opening and self._said:
+            self._say(found[0])  # something visible came before it: it opens nothing
+            return found.end()
+        if name == "drop":
+            return found.end()
+        self._leave_content("reason" if name == "reason" else "call")
+        if name == "reason":
+            self._where, self._said = "reasoning", False
+        else:
+            self._enter(name, int(number), found[0])
+            if name == "call" and self._compiled.grammars[int(number)].bare_body:
+                return found.start()
+        return found.end()
+
+    def _in_reasoning(self, text: str, at: int, end: bool) -> int:
+        search = self._compiled.reasoning
+        found = search.pattern.search(text, at)
+        if found is None:
+            return self._before_partial(text, at, end, search, self._think)
+        name, _, number = search.kinds[found[0]].partition(" ")
+        if number and not self._options.calls:
+            self._think(text[at : found.end()])
+            return found.end()
+        self._think(text[at : found.start()])
+        if name == "drop":
+            return found.end()
+        self._leave_reasoning()
+        if name == "end":
+            self._where = "content"
+        else:
+            self._enter(name, int(number), found[0])
+        return found.end()
+
+    def _before_partial(self, text: str, at: int, end: bool, search: Search, give: Any) -> int:
+        """Give out what can be no part of a marker."""
+        stop = len(text) if end else len(text) - search.partial.held(text, at)
+        give(text[at:stop])
+        return stop
+
+    def _say(self, text: str) -> None:
+        """Visible text, white space that may be framing held back."""
+        text = self._space + text
+        self._space = ""
+        if not self._said:
+            if not text.strip():
+                self._space = text
+                return
+            self._said = self._content = True
+            if self._options.trim:
+                text = text.lstrip()
+        if self._options.trim or any(g.table.strip for g in self._compiled.grammars):
+            body = text.rstrip()
+            self._space, text = text[len(body) :], body
+        text = self._marks.show(text, special=self._options.show_special)
+        if text:
+            self._events.append(ContentText(text))
+
+    def _leave_content(self, why: str) -> None:
+        space, said = self._space, self._said
+        self._space, self._said = "", False
+        framing = self._options.trim or why != "end" or (not said and bool(self._sink.index))
+        if space and not framing:
+            self._events.append(ContentText(self._marks.show(space, special=self._options.show_special)))
+
+    def _think(self, text: str) -> None:
+        text = self._space + text
+        self._space = ""
+        if self._options.trim and not self._said:
+            text = text.lstrip()
+        self._said = self._said or bool(text)
+        reasoning = self._compiled.table.reasoning
+        if self._options.trim or (reasoning is not None and reasoning.strip):
+            body = text.rstrip()
+            self._space, text = text[len(body) :], body
+        text = self._marks.show(text, special=self._options.show_special)
+        if text:
+            self._events.append(ReasoningText(text))
+
+    def _leave_reasoning(self) -> None:
+        self._space, self._said = "", False
+
+    def _verbatim(self, text: str) -> None:
+        """Text that was taken for a call and is none: content, as the model wrote it."""
+        text = self._marks.spell(text)
+        if text:
+            self._said = self._content = True
+            self._events.append(ContentText(text))
+
+    # ----------------------------------------------------------------------------------------------- the calls
+
+    def _enter(self, name: str, number: int, marker: str) -> None:
+        """A call's or section's opener was met."""
+        self._grammar = number
+        grammar = self._now()
+        if name == "section":
+            self._where, self._sectioned, self._raw = "section", True, marker
+            return
+        self._sectioned = False
+        self._begin("" if grammar.bare_body else marker)
+
+    def _now(self) -> Grammar:
+        return self._compiled.grammars[self._grammar]
+
+    def _begin(self, raw: str) -> None:
+        """A call begins; `raw` is what was written of it."""
+        grammar = self._now()
+        self._raw += raw
+        if grammar.header is not None:
+            self._where, self._reader = "header", None
+        else:
+            self._where, self._reader = "body", grammar.reader(self._marks, self._schemas, tool="")
+
+    def _in_section(self, text: str, at: int, end: bool) -> int:
+        grammar = self._now()
+        while at < len(text) and text[at] in " \t\r\n,;":
+            at += 1
+        if at == len(text):
+            return at
+        search = grammar.in_section
+        found = search.pattern.search(text, at)
+        stop = found.start() if found is not None else len(text) - (0 if end else search.partial.held(text, at))
+        if stop > at:  # something else stands in the section: it is text
+            self._verbatim(text[at:stop])
+            return stop
+        if found is None:
+            return at
+        if search.kinds[found[0]] == "drop":
+            return found.end()
+        if search.kinds[found[0]] == "close":
+            self._where, self._sectioned, self._raw, self._said = "content", False, "", False
+            return found.end()
+        self._begin("" if grammar.bare_body else found[0])
+        return found.start() if grammar.bare_body else found.end()
+
+    def _in_header(self, text: str, at: int, end: bool) -> int:
+        grammar = self._now()
+        assert grammar.header is not None
+        found = grammar.header.match(text, at)
+        if found is not None:
+            groups = found.groupdict()
+            name = self._marks.spell(groups["name"]).strip()
+            if name:
+                self._raw = self._raw + found[0] if self._options.complete else ""
+                self._sink.begin(name, id=groups.get("id"))
+                self._where, self._reader = "body", grammar.reader(self._marks, self._schemas, tool=name)
+                return found.end()
+        elif len(text) - at < _LONGEST_HEADER and not any(closer in text[at:] for closer in grammar.closers):
+            return at
+        return self._fail(text, at, at)
+
+    def _in_body(self, text: str, at: int, end: bool) -> int:
+        reader, sink = self._reader, self._sink
+        assert reader is not None
+        to = reader.feed(text, at, sink)
+        if sink.name is None or self._options.complete:
+            self._raw += text[at:to]
+        else:
+            self._raw = ""
+        if reader.status == "failed":
+            return self._fail(text, to, to)
+        if reader.ended:
+            reader.ended = False
+            sink.end(self._marks.spell(self._raw))
+            self._raw = ""
+        if reader.status != "open":
+            self._where = "close"
+        return to
+
+    def _fail(self, text: str, at: int, to: int) -> int:
+        """What was read is no call: it is content, and so is the rest up to the wrapper's end."""
+        self._sink.drop()
+        self._verbatim(self._raw + text[at:to])
+        self._raw = ""
+        self._reader = None
+        self._where = "content" if self._now().bare_body else "junk"
+        return to
+
+    def _in_junk(self, text: str, at: int, end: bool) -> int:
+        """Text up to the end of a wrapper that holds no call, or to the next opener."""
+        grammar = self._now()
+        search = Search([*((c, "close") for c in grammar.closers), *grammar_openers(grammar)])
+        found = search.pattern.search(text, at)
+        if found is None:
+            stop = len(text) if end else len(text) - search.partial.held(text, at)
+            self._verbatim(text[at:stop])
+            return stop
+        kind = search.kinds[found[0]]
+        if kind == "close":
+            self._verbatim(text[at : found.end()])
+            self._where = "content"
+            return found.end()
+        self._verbatim(text[at : found.start()])
+        self._said = False
+        self._enter("section" if kind == "section" else "call", self._grammar, found[0])
+        return found.end()
+
+    def _in_close(self, text: str, at: int, end: bool) -> int:
+        """Behind a call's body: its closer, and the framing before it."""
+        grammar = self._now()
+        fence = getattr(grammar.table.body, "fence", ("", ""))
+        if self._sink.name is not None:  # the body broke off: what follows up to the closer belongs to nothing
+            found = Search((c, "close") for c in (*grammar.closers, *grammar.call_open)).pattern.search(text, at)
+            if found is None and not end:
+                return len(text)
+            self._sink.end(self._marks.spell(self._raw))
+            self._raw = ""
+            at = found.start() if found is not None else len(text)
+        else:
+            rest = text[at:].lstrip(" \t\r\n}]")
+            fence_close = fence[1].strip() if isinstance(fence, tuple) else ""
+            if fence_close and rest.startswith(fence_close):
+                rest = rest[len(fence_close) :].lstrip(" \t\r\n")
+            closers = (*grammar.call_close, *grammar.section_close, *((fence_close,) if fence_close else ()))
+            if not end and any(closer.startswith(rest) and closer != rest for closer in closers):
+                return at
+            if grammar.closers and any(rest.startswith(closer) for closer in grammar.closers):
+                at = len(text) - len(rest)
+        for closer in grammar.call_close:
+            if text.startswith(closer, at):
+                at += len(closer)
+                break
+        self._reader, self._raw = None, ""
+        self._where = "section" if self._sectioned else "content"
+        return at
+
+
+def grammar_openers(grammar: Grammar) -> list[tuple[str, str]]:
+    """What begins a section or a call of a grammar."""
+    return [
+        *((literal, "section") for literal in grammar.section_open),
+        *((literal, "call") for literal in grammar.call_open),
+    ]
