@@ -10,7 +10,8 @@ from derender.protocol.generate import GenerateChoice, GenerateResponse, Generat
 
 
 def check_responses(model: DerenderModel, responses: Sequence[GenerateResponse]) -> None:
-    """Raises `BadRequest` for more responses, choices, tokens or alternatives than the model can have given."""
+    """Raises `BadRequest` for more responses, choices, tokens or alternatives than the model can have given, and for an
+    answer without a choice (llm-d-inference-sim#677)."""
     most = model.max_n_sequences
     if len(responses) > most:
         raise BadRequest(
@@ -19,6 +20,8 @@ def check_responses(model: DerenderModel, responses: Sequence[GenerateResponse])
             param="generate_responses",
         )
     for response in responses:
+        if not response.choices:
+            raise BadRequest("an answer must have a choice: choices is []", param="choices")
         if len(response.choices) > most:
             raise BadRequest(
                 f"choices count ({len(response.choices)}) in response '{response.request_id[:80]}' exceeds server "

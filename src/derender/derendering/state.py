@@ -85,6 +85,8 @@ def decode_state(value: Any, *, tokenizer: Tokenizer, longest_stop: int) -> Stre
         raise BadState
     try:
         if "derender" not in value:
+            if value and value.keys().isdisjoint(VllmStreamState.__struct_fields__):
+                raise BadState
             return _checked_vllm(msgspec.convert(value, VllmStreamState))
         state = msgspec.convert(value, StreamState)
     except (msgspec.ValidationError, RecursionError):

@@ -1,4 +1,4 @@
-"""Hermes and the Qwen family: JSON in `<tool_call>` tags, XML parameters for the coders, `<think>` before the answer."""
+"""Hermes and the Qwen family: JSON in `<tool_call>` tags, XML parameters for the coders, `<think>` first."""
 
 from __future__ import annotations
 

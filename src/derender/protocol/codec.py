@@ -64,12 +64,12 @@ class Decoder(Generic[T]):
 
     def _decode_leniently(self, body: bytes | bytearray, error: msgspec.DecodeError) -> T:
         try:
-            tree = json.loads(body)
-            finite = _finite(tree)
+            tree = _finite(json.loads(body))
         except (ValueError, RecursionError):
             raise _explain(error, body) from None
-        _check_text(tree, body)
-        return self.convert(finite)
+        if (wrong := _lone_surrogate(body)) is not None:
+            raise wrong
+        return self.convert(tree)
 
     def convert(self, tree: Any) -> T:
         """The same for a value that is already decoded. Raises `InvalidBody`."""
@@ -91,32 +91,37 @@ def _finite(value: Any, key: str = "") -> Any:
     return value
 
 
-def _check_text(tree: Any, body: bytes | bytearray) -> None:
-    """Refuse strings that are no text, keys included: lone surrogates, which Python's JSON reader lets through
-    (raullenchai/Rapid-MLX#730). Raises `InvalidBody` naming the place of the first one."""
+def _lone_surrogate(body: bytes | bytearray) -> InvalidBody | None:
+    """What to tell of a body with a string or a key that is no text, naming its place; None for any other body.
+
+    Half of a surrogate pair can be written as an escape, and Python's JSON reader takes it
+    (raullenchai/Rapid-MLX#730).
+    """
     if not _SURROGATE.search(body):
-        return
-    waiting: list[tuple[Any, _Place]] = [(tree, None)]
+        return None
+    try:
+        waiting: list[tuple[Any, Any]] = [(json.loads(body), None)]  # values, each with its (parent, step)
+    except (ValueError, RecursionError):
+        return None
     while waiting:
         value, place = waiting.pop()
-        if isinstance(value, dict):
-            waiting.extend((v, (place, k)) for k, v in reversed(value.items()))
-            value = "".join(value)
-        elif isinstance(value, list):
+        if isinstance(value, list):
             waiting.extend((value[i], (place, i)) for i in range(len(value) - 1, -1, -1))
             continue
+        if isinstance(value, dict):
+            waiting.extend((inner, (place, key)) for key, inner in reversed(value.items()))
+            value = "".join(value)
         if isinstance(value, str) and not _is_text(value):
             steps: list[str] = []
             while place is not None:
                 place, step = place
-                steps.append(ascii(step)[1:-1][:_SHOWN] if isinstance(step, str) else str(step))
-            field = ".".join(["body", *reversed(steps)])
-            raise InvalidBody(
-                f"{field.removeprefix('body.')} holds a lone surrogate, which is not text", param=field
+                steps.append(str(step)[:_SHOWN].encode("utf-8", "replace").decode())
+            field = ".".join(reversed(steps))
+            return InvalidBody(
+                f"{field or 'body'} holds a lone surrogate, which is not text",
+                param=f"body.{field}" if field else "body",
             )
-
-
-_Place = "tuple[_Place, str | int] | None"
+    return None
 
 
 def _is_text(value: str) -> bool:
@@ -131,13 +136,10 @@ def _explain(error: msgspec.DecodeError, body: Any) -> InvalidBody:
     """The error with a dotted place and the value that stands there."""
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        try:
-            _check_text(json.loads(body) if _SURROGATE.search(body) else None, body)
-        except (ValueError, RecursionError):
-            pass  # it is no JSON in any reading
-        except InvalidBody as found:
-            return found
-        return InvalidBody(f"body is not valid JSON: {text.removeprefix('JSON is malformed: ')}", param="body")
+        reason = text.removeprefix("JSON is malformed: ")
+        return _lone_surrogate(body) or InvalidBody(
+            f"body is not valid JSON: {reason[:1].lower()}{reason[1:]}", param="body"
+        )
     found = _AT.search(text)
     reason = text[: found.start()] if found else text
     missing = re.match(r"Object missing required field `(.*)`$", reason)

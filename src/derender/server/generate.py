@@ -23,7 +23,6 @@ from prometheus_client.registry import Collector
 from derender.engines.base import Engine, EngineLoad
 from derender.protocol.codec import Decoder, encode
 from derender.protocol.common import ModelCard, ModelList, ModelPermission
-from derender.protocol.errors import ApiError
 from derender.protocol.generate import AbortRequest, GenerateChunk, GenerateRequest
 from derender.server.connection import Connection
 from derender.server.generate_wire import DONE, GenerateWire, LogprobWire
@@ -64,7 +63,7 @@ class GenerateServer:
     async def generate(self, request: Request) -> Response | StreamResponse:
         asked = _decode(request.body)
         if asked.stream:
-            return StreamResponse(self._events(await self._engine.stream(asked)))
+            return StreamResponse(self._events(await self._engine.stream(asked)), end=DONE)
         work = asyncio.ensure_future(self._engine.generate(asked))
         left = asyncio.ensure_future(request.disconnected())
         try:
@@ -80,12 +79,8 @@ class GenerateServer:
 
     async def _events(self, chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[bytes, None]:
         async with aclosing(chunks):
-            try:
-                async for chunk in chunks:
-                    yield self._wire.event(chunk)
-            except ApiError as error:
-                self._metrics.error(error.type)
-                yield b"data: " + encode(error.response()) + b"\n\n"
+            async for chunk in chunks:
+                yield self._wire.event(chunk)
         yield DONE
 
     async def abort_requests(self, request: Request) -> Response:

@@ -100,10 +100,10 @@ class StreamResponse:
     """An answer in chunks, each sent when it comes and not before the client has taken the ones before it.
 
     The iterator is closed (`aclose`) exactly once: at its end, on an error, when the client leaves, at shutdown.
-    An `ApiError` that it raises becomes an SSE event with the error envelope, as vLLM does.
+    An `ApiError` that it raises becomes an SSE event with the error envelope, as vLLM does; `end` follows that event.
     """
 
-    __slots__ = ("chunks", "headers", "status")
+    __slots__ = ("chunks", "end", "headers", "status")
 
     def __init__(
         self,
@@ -111,8 +111,10 @@ class StreamResponse:
         *,
         content_type: bytes = b"text/event-stream",
         headers: Sequence[Header] = (),
+        end: bytes = b"",
     ) -> None:
         self.chunks = chunks
+        self.end = end
         self.status = 200
         self.headers: list[Header] = [
             (b"content-type", content_type),
@@ -359,7 +361,8 @@ class App:
         if failure is not None:
             if self._metrics is not None:
                 self._metrics.error(failure.type)
-            await send({"type": "http.response.body", "body": b"data: " + encode(failure.response()) + b"\n\n"})
+            event = b"data: " + encode(failure.response()) + b"\n\n"
+            await send({"type": "http.response.body", "body": event + answer.end})
 
     async def _pump(
         self, request: Request, answer: StreamResponse, extra: Sequence[Header], send: Send
