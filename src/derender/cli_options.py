@@ -184,6 +184,17 @@ EnableAutoToolChoice = Annotated[
     bool,
     typer.Option("--enable-auto-tool-choice", help="Let the model choose to call tools.", rich_help_panel=_MODEL),
 ]
+ToolCallStreaming = Annotated[
+    str,
+    typer.Option(
+        help="When a call is given: incremental (as it comes) or complete (closed, its arguments JSON).",
+        rich_help_panel=_MODEL,
+    ),
+]
+Framing = Annotated[
+    str,
+    typer.Option(help="White space at the ends of reasoning and content: keep or trim.", rich_help_panel=_MODEL),
+]
 ReasoningField = Annotated[
     str, typer.Option(help="Field of reasoning: reasoning, reasoning_content or both.", rich_help_panel=_MODEL)
 ]
@@ -212,6 +223,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "tokenizer_mode": ("auto", "tokenizers", "fastokens"),
     "chat_template_content_format": ("auto", "string", "openai"),
     "stop_strings": ("engine", "derender"),
+    "tool_call_streaming": ("incremental", "complete"),
+    "framing": ("keep", "trim"),
     "reasoning_field": ("reasoning", "reasoning_content", "both"),
 }
 

@@ -92,6 +92,8 @@ def serve(
     tool_call_parser: option.ToolCallParser = None,
     reasoning_parser: option.ReasoningParser = None,
     enable_auto_tool_choice: option.EnableAutoToolChoice = False,
+    tool_call_streaming: option.ToolCallStreaming = "incremental",
+    framing: option.Framing = "keep",
     reasoning_field: option.ReasoningField = "reasoning",
     h11_max_incomplete_event_size: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -129,6 +131,8 @@ def serve(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_streaming=tool_call_streaming,
+        framing=framing,
         reasoning_field=reasoning_field,
     )
     origins = option.string_list(allowed_origins)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from derender.derendering.chat import derender_chat, derender_chat_chunk
 from derender.derendering.completions import derender_completion_chunk, derender_completions
 from derender.derendering.logprobs import TokenTexts
 from derender.derendering.model import DerenderModel
+from derender.formats.choose import UnknownFormat, choose_format
 from derender.limits import LIMITS
+from derender.parser.formats import Formats
+from derender.parser.start import start_region
 from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from derender.protocol.completions import CompletionRequest, CompletionResponse
 from derender.protocol.derender import (
@@ -47,11 +51,12 @@ class Model:
 
     def __init__(self, source: ModelSource, settings: ModelSettings) -> None:
         """Raises `ModelLoadError`."""
-        if settings.tool_call_parser or settings.reasoning_parser:
-            raise ModelLoadError(
-                "output formats (--tool-call-parser, --reasoning-parser) are not part of this release: "
-                "reasoning and tool calls stay in the content"
-            )
+        try:
+            table = choose_format(settings.tool_call_parser, settings.reasoning_parser)
+        except UnknownFormat as error:
+            raise ModelLoadError(str(error)) from None
+        if settings.enable_auto_tool_choice and not settings.tool_call_parser:
+            raise ModelLoadError("--enable-auto-tool-choice requires --tool-call-parser")
         self.path = source.path
         self.settings = settings
         self.names = settings.served_model_names or (source.path,)
@@ -73,6 +78,16 @@ class Model:
         defaults = sampling_defaults(
             {**read_generation_config(settings.generation_config, source), **settings.override_generation_config}
         )
+        self.formats = None
+        """The output format in use, compiled for the vocabulary; None: all that is visible is content."""
+        if table is not None:
+            self.formats = Formats(
+                table,
+                self.tokenizer,
+                complete=settings.tool_call_streaming == "complete",
+                trim=settings.framing == "trim",
+                defaults=dict(settings.default_chat_template_kwargs),
+            )
         self.renderer = Renderer(
             RenderModel(
                 name=self.names[0],
@@ -87,6 +102,10 @@ class Model:
                 trust_request_chat_template=settings.trust_request_chat_template,
                 exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
                 stop_strings=settings.stop_strings,
+                has_tool_parser=settings.tool_call_parser is not None,
+                auto_tool_choice=settings.enable_auto_tool_choice,
+                has_reasoning_parser=settings.reasoning_parser is not None,
+                start_region=None if self.formats is None else _start_region(self.formats),
                 max_tokens_over_room=settings.max_tokens_over_room,
             )
         )
@@ -100,6 +119,8 @@ class Model:
                 max_n_sequences=LIMITS.max_n_sequences,
                 tolerate_unknown_ids=settings.tolerate_unknown_ids,
                 strict_vllm=settings.strict_vllm,
+                formats=self.formats,
+                reasoning_field=settings.reasoning_field,
             )
         )
 
@@ -159,6 +180,17 @@ class Model:
     def tokenizer_info(self) -> dict[str, Any]:
         """The model's tokenizer_config, with `tokenizer_class` always there."""
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.tokenizer.config}
+
+
+def _start_region(formats: Formats) -> Callable[[Sequence[int], Mapping[str, Any]], str | None]:
+    """Tells rendering in which region the output of a prompt begins."""
+
+    def region(prompt_ids: Sequence[int], kwargs: Mapping[str, Any]) -> str | None:
+        if formats.table.reasoning is None:
+            return None
+        return start_region(formats.native, prompt_ids, kwargs)
+
+    return region
 
 
 def _templates(source: ModelSource, chosen: str | None) -> TemplateSet | None:

@@ -36,4 +36,6 @@ class ModelSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False
+    tool_call_streaming: Literal["incremental", "complete"] = "incremental"
+    framing: Literal["keep", "trim"] = "keep"
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"

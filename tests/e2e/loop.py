@@ -169,6 +169,13 @@ def events_of(engine: Client, rendered: list[Json]) -> Iterator[Json]:
     return engine.events(GENERATE, asked)
 
 
+def kept(events: Iterator[Json], into: list[Json]) -> Iterator[Json]:
+    """The same events, each put into a list as it comes."""
+    for event in events:
+        into.append(event)
+        yield event
+
+
 def derender_stream(
     text: Client,
     request: Json,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,13 @@ EXECUTABLE = "DERENDER_VLLM"
 MODEL = "DERENDER_VLLM_MODEL"
 NAME = "smollm2"
 MAX_MODEL_LEN = 2048
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+QUIET = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "warning")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _START_SECONDS = 300.0
 
@@ -60,12 +66,12 @@ def model() -> Path:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     executable, directory = vllm(), str(model())
     shared = [directory, "--served-model-name", NAME, "--max-model-len", str(MAX_MODEL_LEN)]
-    serve = [executable, "serve", *shared, "--max-num-seqs", "8", "--enforce-eager", "--dtype", "float32"]
+    serve = [executable, "serve", *shared, *QUIET, "--max-num-seqs", "8", "--enforce-eager", "--dtype", "float32"]
     ours = [*DERENDER, "serve", *shared, "--enable-request-id-headers"]
     commands = {
         "engine": [*serve, "--tokens-only"],
         "coupled": serve,
-        "render": [executable, "launch", "render", *shared],
+        "render": [executable, "launch", "render", *shared, *QUIET],
         "text": ours,
         "cutting": [*ours, "--stop-strings", "derender"],
     }
@@ -75,7 +81,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     show_logs(report)
     return report

@@ -56,6 +56,7 @@ REFUSED = {
     "chat_template_kwargs.tokenize": "a reserved template argument",
     "messages.1.tool_calls.0.function.arguments": "arguments that are no JSON object",
     "body.prompt_tokens": "a negative prompt count",
+    "choices": "an answer without a choice",
 }
 NEGATIVE_ID = re.compile(r"body\.generate_chunk\.choices\.0\.token_ids\.\d+")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from msgspec import UNSET
 
@@ -11,21 +12,24 @@ from derender.derendering.bounds import check_prompt_ids, check_responses
 from derender.derendering.choice import ChoiceDelta, ChoiceStream
 from derender.derendering.ids import response_id
 from derender.derendering.logprobs import TokenTexts
+from derender.derendering.messages import CallIds, delta_message, message
+from derender.derendering.model import DerenderModel
 from derender.derendering.options import DerenderOptions, derender_options
 from derender.derendering.prompts import chat_echo, fill_prompt_logprobs
+from derender.derendering.reading import chat_reading
 from derender.derendering.stream import ChoiceStreams
-from derender.derendering.usage import prompt_count, stream_usage, total_usage
+from derender.derendering.usage import prompt_count, stream_usage, total_usage, with_reasoning
 from derender.protocol.chat import (
     ChatChoice,
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatLogprobs,
-    ChatMessage,
     ChatStreamChoice,
-    DeltaMessage,
 )
+from derender.protocol.common import Usage
 from derender.protocol.derender import DerenderChatRequest, DerenderChatStreamRequest, DerenderedChatChunk
+from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateChoice, GenerateStreamChoice
 
 
@@ -34,11 +38,11 @@ def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatComple
     model, response, asked = texts.model, request.generate_response, request.chat_request
     check_responses(model, [response])
     check_prompt_ids(model, request.prompt_token_ids)
-    options = derender_options(asked, eos_token_ids=model.eos_token_ids)
     prompt_ids = request.prompt_token_ids if request.prompt_token_ids is not None else response.prompt_token_ids
-    prefix = chat_echo(asked.messages) if asked is not None and asked.echo else ""
+    options = _options(model, request, prompt_ids)
+    identity = response_id(response.request_id)
     choices: list[ChatChoice] = []
-    generated = 0
+    generated = reasoned = 0
     for position, choice in enumerate(response.choices):
         stream = ChoiceStream(texts, options, continues=bool(prompt_ids))
         content = choice.logprobs.content if choice.logprobs is not None else None
@@ -51,13 +55,15 @@ def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatComple
             where=f"generate_response.choices.{position}.token_ids",
         )
         generated += len(delta.token_ids)
-        choices.append(_choice(choice, stream, delta, options, prefix))
+        reasoned += stream.reasoning
+        choices.append(_choice(model, choice, stream, delta, options, identity, _echoed(asked)))
+    usage = total_usage(prompt_count(request.prompt_tokens, response), generated, response.usage)
     return ChatCompletionResponse(
-        id=response_id(response.request_id),
+        id=identity,
         created=int(time.time()),
         model=request.model or model.name,
         choices=choices,
-        usage=total_usage(prompt_count(request.prompt_tokens, response), generated, response.usage),
+        usage=usage if options.reading is None else with_reasoning(usage, reasoned),
         prompt_logprobs=fill_prompt_logprobs(texts, response.prompt_logprobs, prompt_ids=prompt_ids),
         prompt_token_ids=_whole_prompt(request, prompt_ids) if options.return_token_ids else None,
         kv_transfer_params=response.kv_transfer_params,
@@ -66,16 +72,44 @@ def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatComple
     )
 
 
+def _options(
+    model: DerenderModel,
+    request: DerenderChatRequest | DerenderChatStreamRequest,
+    prompt_ids: Sequence[int] | None,
+) -> DerenderOptions:
+    options = derender_options(request.chat_request, eos_token_ids=model.eos_token_ids)
+    reading = chat_reading(
+        model,
+        request.chat_request,
+        request.parse_context,
+        prompt_ids=prompt_ids,
+        reasoning_ended=request.reasoning_ended,
+    )
+    return options if reading is None else replace(options, reading=reading)
+
+
+def _ids(options: DerenderOptions, identity: str, choice: int) -> CallIds:
+    calls = options.reading.compiled.table.calls if options.reading is not None else ()
+    return CallIds(identity, choice, calls[0].ids if calls else "made")
+
+
 def _choice(
-    choice: GenerateChoice, stream: ChoiceStream, delta: ChoiceDelta, options: DerenderOptions, prefix: str
+    model: DerenderModel,
+    choice: GenerateChoice,
+    stream: ChoiceStream,
+    delta: ChoiceDelta,
+    options: DerenderOptions,
+    identity: str,
+    prefix: str,
 ) -> ChatChoice:
+    ids = _ids(options, identity, choice.index)
     return ChatChoice(
         index=choice.index,
-        message=ChatMessage(content=prefix + delta.text),
+        message=message(delta, options, ids, prefix=prefix, field=model.reasoning_field),
         logprobs=_logprobs(choice, stream, delta, options),
         finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
-        token_ids=list(delta.token_ids) if options.return_token_ids else None,
+        token_ids=delta.shown(delta.token_ids) if options.return_token_ids else None,
         routed_experts=choice.routed_experts,
         sampling_mask=UNSET if choice.sampling_mask is None else choice.sampling_mask,
         weight_versions=UNSET if choice.weight_versions is None else choice.weight_versions,
@@ -87,7 +121,7 @@ def _logprobs(
 ) -> ChatLogprobs | None:
     if delta.logprobs is None:
         return None if choice.logprobs is None else ChatLogprobs(None)
-    return ChatLogprobs(stream.logprobs.chat(delta.logprobs, limit=options.top_logprobs))
+    return ChatLogprobs(delta.shown(stream.logprobs.chat(delta.logprobs, limit=options.top_logprobs)))
 
 
 def _whole_prompt(request: DerenderChatRequest, prompt_ids: Sequence[int] | None) -> list[int] | None:
@@ -103,7 +137,11 @@ def _whole_prompt(request: DerenderChatRequest, prompt_ids: Sequence[int] | None
 def derender_chat_chunk(texts: TokenTexts, request: DerenderChatStreamRequest) -> DerenderedChatChunk:
     """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
     model, chunk, asked = texts.model, request.generate_chunk, request.chat_request
-    options = derender_options(asked, eos_token_ids=model.eos_token_ids)
+    prompt_ids = request.prompt_token_ids if request.prompt_token_ids is not None else chunk.prompt_token_ids
+    if model.strict_vllm and model.formats is not None and prompt_ids is None:
+        raise BadRequest("prompt_token_ids is required when an output format is configured.", param="prompt_token_ids")
+    options = _options(model, request, prompt_ids)
+    identity = response_id(chunk.request_id)
     streams = ChoiceStreams(
         texts, options, chunk, state=request.stream_state, prompt_token_ids=request.prompt_token_ids
     )
@@ -119,26 +157,38 @@ def derender_chat_chunk(texts: TokenTexts, request: DerenderChatStreamRequest) -
         choices.append(
             ChatStreamChoice(
                 index=choice.index,
-                delta=DeltaMessage(role=role, content=text or None),
+                delta=delta_message(
+                    delta,
+                    options,
+                    _ids(options, identity, choice.index),
+                    role=role,
+                    text=text,
+                    field=model.reasoning_field,
+                ),
                 logprobs=_logprobs(choice, stream, delta, options),
                 finish_reason=delta.finish_reason,
                 stop_reason=delta.stop_reason,
-                token_ids=list(delta.token_ids) if options.return_token_ids else None,
+                token_ids=delta.shown(delta.token_ids) if options.return_token_ids else None,
             )
         )
     return DerenderedChatChunk(
         chunk=ChatCompletionChunk(
-            id=response_id(chunk.request_id),
+            id=identity,
             created=int(time.time()),
             model=request.model or model.name,
             choices=choices,
-            usage=stream_usage(request.prompt_tokens, chunk.usage),
+            usage=_stream_usage(request, options, streams.reasoned),
             prompt_token_ids=chunk.prompt_token_ids if first and options.return_token_ids else None,
             metrics=chunk.metrics,
         ),
         stream_state=streams.state(),
         stopped=True if streams.stopped else UNSET,
     )
+
+
+def _stream_usage(request: DerenderChatStreamRequest, options: DerenderOptions, reasoned: int) -> Usage | None:
+    usage = stream_usage(request.prompt_tokens, request.generate_chunk.usage)
+    return usage if usage is None or options.reading is None else with_reasoning(usage, reasoned)
 
 
 def _echoed(asked: ChatCompletionRequest | None) -> str:

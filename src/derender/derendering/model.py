@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from derender.parser.formats import Formats
 from derender.protocol.errors import BadRequest
 from derender.tokenizer import Tokenizer
 
@@ -34,6 +36,10 @@ class DerenderModel:
     max_n_sequences: int = 16384
     tolerate_unknown_ids: bool = False
     strict_vllm: bool = False
+    formats: Formats | None = None
+    """The model's output format; None: all that is visible is content."""
+
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     unknown_ids: UnknownIds = field(default_factory=UnknownIds)
 
     def known_ids(self, ids: Sequence[int], *, where: str) -> Sequence[int]:

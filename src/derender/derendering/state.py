@@ -11,27 +11,28 @@ import msgspec
 from msgspec import Meta
 
 from derender.derendering.logprobs import MOST_WAITING
+from derender.derendering.options import DerenderOptions
 from derender.protocol.derender import VllmStreamState
 from derender.protocol.errors import InvalidBody
 from derender.tokenizer import Tokenizer
 
 VERSION = 1
 _Byte = Annotated[int, Meta(ge=0, le=255)]
-_Pending = Annotated[list[_Byte], Meta(max_length=3)]
 _Waiting = Annotated[list[_Byte], Meta(max_length=4096)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
+_MOST = 2**53
+_Count = Annotated[int, Meta(ge=0, le=_MOST)]
 
 
 class ChoiceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One choice: an array on the wire, in this order.
 
-    `pending`: the bytes of an unfinished character. `logprob_pending`: those of tokens that end in one.
-    `held_stop`: an id that ends the output unless
-    another follows. `held_text`: what may still become a stop string. `text_offset`: characters told of in logprobs.
+    `parser`: the parser's own state, null before the first token. `reasoning`: how many tokens were. `held_stop`: an id
+    that ends the output unless another follows. `held_text`: what may still become a stop string. `logprob_pending`:
+    bytes of tokens that end inside a character. `text_offset`: characters told of in logprobs.
     """
 
-    strip_blank: bool
-    pending: _Pending
+    parser: list[Any] | None
+    reasoning: _Count
     held_stop: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=1)]
     held_text: str
     count: _Count
@@ -45,8 +46,8 @@ class ChoiceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def initial(cls, *, strip_blank: bool) -> ChoiceState:
         """Before the first token."""
         return cls(
-            strip_blank=strip_blank,
-            pending=[],
+            parser=None,
+            reasoning=0,
             held_stop=[],
             held_text="",
             count=0,
@@ -74,10 +75,11 @@ class BadState(InvalidBody):
         )
 
 
-def decode_state(value: Any, *, tokenizer: Tokenizer, longest_stop: int) -> StreamState | VllmStreamState:
+def decode_state(value: Any, *, tokenizer: Tokenizer, options: DerenderOptions) -> StreamState | VllmStreamState:
     """A state as it came back from the caller. Raises `BadState`.
 
-    `longest_stop`: no more text than this can be held back.
+    What it holds back must be something that these options hold back: whatever else stood there would be given out
+    as the model's text.
     """
     if value is None:
         return StreamState()
@@ -93,31 +95,42 @@ def decode_state(value: Any, *, tokenizer: Tokenizer, longest_stop: int) -> Stre
         raise BadState from None
     if state.derender != VERSION:
         raise BadState
-    for index, choice in state.choices.items():
-        if not (index.isascii() and index.isdigit()) or len(choice.held_text) > longest_stop:
-            raise BadState
-        waiting = choice.logprob_pending
-        if (
-            not _unfinished(bytes(choice.pending))
-            or len(waiting) > max(MOST_WAITING, tokenizer.max_bytes_per_token) + 3
-        ):
-            raise BadState
-        if any(not tokenizer.knows(i) for i in choice.held_stop):
-            raise BadState
+    if not all(_index(index) and _possible(choice, tokenizer, options) for index, choice in state.choices.items()):
+        raise BadState
     return state
 
 
-def _unfinished(data: bytes) -> bool:
-    """Whether bytes are the start of one character and no more."""
-    text, used = codecs.utf_8_decode(data, "replace", False)
-    return not text and not used
+def _index(key: str) -> bool:
+    """Whether a key is a choice's index as `encode_state` writes it."""
+    return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
+
+
+def _possible(choice: ChoiceState, tokenizer: Tokenizer, options: DerenderOptions) -> bool:
+    """Whether a choice can be in this state."""
+    held, waiting = choice.held_text, bytes(choice.logprob_pending)
+    if held and not any(stop.startswith(held) and stop != held for stop in options.stop):
+        return False
+    # Once the output has ended, nothing of what the state holds is given out.
+    hides = options.hides_stop_token and choice.held_stop and choice.held_stop[0] in options.stop_ids
+    if choice.held_stop and not choice.ended and not hides:
+        return False
+    if any(not tokenizer.knows(i) for i in choice.held_stop):
+        return False
+    return not waiting or (
+        len(waiting) <= max(MOST_WAITING, tokenizer.max_bytes_per_token) + 3 and _ends_inside(waiting)
+    )
+
+
+def _ends_inside(data: bytes) -> bool:
+    """Whether bytes end inside a character."""
+    return codecs.utf_8_decode(data, "replace", False)[1] < len(data)
 
 
 def _checked_vllm(state: VllmStreamState) -> VllmStreamState:
     window = len(state.prev_tokens)
     if not state.prefix_offset <= state.read_offset <= window:
         raise BadState
-    if sum(state.output_chunk_lens) != len(state.output_token_ids):
+    if sum(state.output_chunk_lens) != len(state.output_token_ids) or state.logprob_text_offset > _MOST:
         raise BadState
     return state
 

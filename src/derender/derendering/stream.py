@@ -30,13 +30,14 @@ class ChoiceStreams:
         self._options = options
         self._chunk = chunk
         model = texts.model
-        longest_stop = max(map(len, options.stop), default=0)
-        decoded = decode_state(state, tokenizer=model.tokenizer, longest_stop=longest_stop)
+        decoded = decode_state(state, tokenizer=model.tokenizer, options=options)
         self._vllm = decoded if isinstance(decoded, VllmStreamState) else None
         self._states = decoded.choices if isinstance(decoded, StreamState) else {}
         before = max((s.count for s in self._states.values()), default=0)
         if self._vllm is not None:
             before = len(self._vllm.output_token_ids)
+            if len({choice.index for choice in chunk.choices}) > 1:
+                raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
         check_stream(model, chunk.choices, prompt=prompt_token_ids, before=before)
         prompt = prompt_token_ids if prompt_token_ids is not None else chunk.prompt_token_ids
         self._continues = bool(prompt)
@@ -88,6 +89,12 @@ class ChoiceStreams:
         stream.logprobs.offset = old.logprob_text_offset
         stream.role_sent = old.role_sent
         return stream
+
+    @property
+    def reasoned(self) -> int:
+        """How many tokens of all choices were reasoning so far."""
+        moved = {str(index): stream.reasoning for index, stream in self.moved.items()}
+        return sum({**{index: state.reasoning for index, state in self._states.items()}, **moved}.values())
 
     def state(self) -> dict[str, Any]:
         """The state to give out."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from derender.protocol.common import Usage
+import msgspec
+
+from derender.protocol.common import CompletionTokensDetails, Usage
 from derender.protocol.generate import GenerateResponse
 
 
@@ -37,3 +39,9 @@ def stream_usage(prompt_tokens: int | None, engine: Usage | None) -> Usage | Non
         prompt_tokens_details=engine.prompt_tokens_details,
         completion_tokens_details=engine.completion_tokens_details,
     )
+
+
+def with_reasoning(usage: Usage, reasoning_tokens: int) -> Usage:
+    """Usage that tells how many tokens were reasoning."""
+    details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+    return msgspec.structs.replace(usage, completion_tokens_details=details)

@@ -100,7 +100,9 @@ class LlamaCppEngine:
         )
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
-        return self._chunks(request, await self._plan(request))
+        planned = await self._plan(request)
+        await self.health()  # told now, it is an answer of its own and not an event in a stream
+        return self._chunks(request, planned)
 
     async def _chunks(self, request: GenerateRequest, planned: Plan) -> AsyncGenerator[GenerateChunk, None]:
         # Submitted here, not in `stream`: a generator that never started has nothing to clean up.

@@ -93,9 +93,13 @@ class JsonMembers(Table, frozen=True, kw_only=True):
 
 
 class JsonValue(Table, frozen=True, kw_only=True):
-    """The call's body is the arguments, one JSON value: the model's own characters. `fence`: what stands around it."""
+    """The call's body is the arguments, one JSON value: the model's own characters. `fence`: what stands around it.
+
+    `text`: a body that does not begin with a bracket is passed on as it is, up to the call's end.
+    """
 
     fence: tuple[str, str] = ("", "")
+    text: bool = False
 
 
 class Typing(Enum):
@@ -151,6 +155,7 @@ class Calls(Table, frozen=True, kw_only=True):
     body). `header`: pattern with the group `name` (and `id`) between opener and body. `many`: several headers may
     follow each other in one call wrapper. `bare`: calls are also recognised without their section. `strip`: white
     space between content and a call is framing. `start_only`: a call can only begin where nothing was said yet.
+    `named`: the call's name is the one that the request demands.
     """
 
     body: Body
@@ -161,17 +166,47 @@ class Calls(Table, frozen=True, kw_only=True):
     bare: bool = False
     strip: bool = False
     start_only: bool = False
+    named: bool = False
     ids: Literal["made", "kimi", "mistral", "native"] = "made"
     structural_tag: str | None = None
 
 
+class Message(Table, frozen=True, kw_only=True):
+    """A kind of message. `header`: pattern that is looked for in the header (the marker before the body belongs to it).
+
+    `region`: what the body is. "call": the body of one call of the format's first way of calling, whose name is the
+    header's group `name`, if it has one; "calls": content in which calls are looked for; "content": content in which
+    they are not; "nothing": left out.
+    """
+
+    header: str
+    region: Literal["reasoning", "content", "calls", "call", "nothing"]
+
+
+class Messages(Table, frozen=True, kw_only=True):
+    """The output is a chain of messages: a header, which is no text, then a body.
+
+    `open`: before a header; text after a message and before the next body is a header too. `inner`: markers of a
+    header itself; where one stands in a body, a header has begun without its opener. `body`: between header and body.
+    `close`: after a body. `kinds`: the first whose pattern is found decides; where none is, the body is left out.
+    """
+
+    open: tuple[str, ...]
+    body: tuple[str, ...]
+    close: tuple[str, ...]
+    kinds: tuple[Message, ...]
+    inner: tuple[str, ...] = ()
+
+
 class OutputFormat(Table, frozen=True, kw_only=True):
     """One family. `answer`: markers around the visible answer, dropped. `end_of_turn`: tokens that end the output and
-    never are text. `calls`: the ways in which calls are written, all of them understood."""
+    never are text. `calls`: the ways in which calls are written, all of them understood. `messages`: for a format
+    whose regions are told apart by headers."""
 
     name: str
     reasoning: Reasoning | None = None
     calls: tuple[Calls, ...] = ()
+    messages: Messages | None = None
     answer: Tags | None = None
     end_of_turn: tuple[str, ...] = ()
     turn_starts: tuple[str, ...] = ()

@@ -10,6 +10,8 @@ from derender.formats.table import (
     JsonMembers,
     JsonValue,
     KeyValues,
+    Message,
+    Messages,
     NestedElements,
     OutputFormat,
     Parameters,
@@ -44,10 +46,31 @@ class Search:
         self.partial = Partial(ordered)
 
 
-class Grammar:
-    """One way of writing calls."""
+class Chain:
+    """Messages with headers. `ends`: what ends a body; "inner" for a marker that belongs to the next header."""
 
-    def __init__(self, table: Calls, marks: Marks) -> None:
+    def __init__(self, table: Messages, marks: Marks) -> None:
+        opens, closes, bodies, inner = (
+            tuple(map(marks.literal, texts)) for texts in (table.open, table.close, table.body, table.inner)
+        )
+        self.ends = [*((text, "message") for text in (*opens, *closes)), *((text, "inner") for text in inner)]
+        self.skipped = Search(self.ends)
+        self.header = Search([*((text, "body") for text in bodies), *((text, "open") for text in (*opens, *closes))])
+        self._kinds = [(re.compile(marks.pattern(one.header), re.DOTALL), one.region) for one in table.kinds]
+
+    def kind(self, header: str) -> tuple[str, str]:
+        """What the body is that follows a header, and the name of the call in it where the header has one."""
+        for pattern, region in self._kinds:
+            found = pattern.search(header)
+            if found is not None:
+                return region, found.groupdict().get("name") or ""
+        return "nothing", ""
+
+
+class Grammar:
+    """One way of writing calls. `ends`: what ends the message that it stands in, for a format of messages."""
+
+    def __init__(self, table: Calls, marks: Marks, ends: tuple[str, ...] = ()) -> None:
         self.table = table
         self.section_open = _literals(table.section, marks, "open")
         self.section_close = _literals(table.section, marks, "close")
@@ -58,7 +81,8 @@ class Grammar:
             self.call_open = ("[",) if isinstance(body, JsonMembers) and body.array else ("{",)
         self.bare_body = table.call is None
         self.header = re.compile(marks.pattern(table.header), re.DOTALL) if table.header else None
-        self.closers = (*self.call_close, *self.section_close)
+        self.ends = ends
+        self.closers = (*self.call_close, *self.section_close, *ends)
         self.body_closers = self.closers if self.closers else ()
         body_close = (marks.literal(table.body.close),) if isinstance(table.body, Parameters) else ()
         self.strays = (*self.call_close, *body_close)
@@ -68,6 +92,7 @@ class Grammar:
                 *((literal, "call") for literal in self.call_open),
                 *((literal, "close") for literal in self.section_close),
                 *((literal, "drop") for literal in self.strays),
+                *((literal, "end") for literal in ends),
             ]
         )
 
@@ -89,7 +114,10 @@ class CompiledFormat:
     def __init__(self, table: OutputFormat, tokenizer: Tokenizer) -> None:
         self.table = table
         self.marks = Marks(tokenizer, _all_literals(table), end_of_turn=table.end_of_turn)
-        self.grammars = [Grammar(calls, self.marks) for calls in table.calls]
+        self.chain = Chain(table.messages, self.marks) if table.messages is not None else None
+        """For a format of messages."""
+        ends = self.chain.ends if self.chain is not None else []
+        self.grammars = [Grammar(calls, self.marks, tuple(text for text, _ in ends)) for calls in table.calls]
         reasoning = table.reasoning
         opens = _literals(reasoning.tags if reasoning else None, self.marks, "open")
         closes = _literals(reasoning.tags if reasoning else None, self.marks, "close")
@@ -100,15 +128,22 @@ class CompiledFormat:
             )
             for n, grammar in enumerate(self.grammars)
             for literal in _openers(grammar)
+            if self.chain is None or not grammar.bare_body or grammar.table.start_only
         ]
+        guided = [pair for pair in calls if self.grammars[int(pair[1].split()[1])].table.start_only]
         answer = [
             (literal, "drop") for side in ("open", "close") for literal in _literals(table.answer, self.marks, side)
         ]
         duplicates = reasoning.duplicates if reasoning else Reopen.LITERAL
-        strays = [(c, "drop") for grammar in self.grammars for c in (*grammar.closers, *grammar.strays)]
+        strays = [
+            (text, "drop")
+            for grammar in self.grammars
+            for text in (*grammar.closers, *grammar.strays)
+            if text not in grammar.ends
+        ]
         calls += strays
-        in_content: list[tuple[str, str]] = [*calls, *answer]
-        in_reasoning = [(literal, "end") for literal in closes]
+        in_content: list[tuple[str, str]] = [*calls, *answer, *ends]
+        in_reasoning = [*((literal, "end") for literal in closes), *ends]
         if reasoning is not None:
             if duplicates is Reopen.REOPEN:
                 in_content += [(literal, "reason") for literal in opens]
@@ -116,13 +151,24 @@ class CompiledFormat:
                 in_content += [(literal, "drop") for literal in closes]
                 in_reasoning += [(literal, "drop") for literal in opens]
             if reasoning.ended_by_call:
-                in_reasoning += [pair for pair in calls if pair not in strays]
+                # Not what may as well be text: a bare bracket, or a call without the section that wraps it.
+                in_reasoning += [
+                    pair
+                    for pair in calls
+                    if (number := pair[1].partition(" ")[2])
+                    and not self.grammars[int(number)].bare_body
+                    and (pair[1].startswith("section") or not self.grammars[int(number)].section_open)
+                ]
         self.content = Search(in_content)
+        self.message = Search([*guided, *ends])
+        """In a message that is no call's: only what a guided engine may write instead of the format's own calls."""
         self.content_without_calls = Search([pair for pair in in_content if pair not in calls])
         self.opening = Search([*in_content, *((literal, "reason") for literal in opens)])
         """In content before anything visible: the model may open reasoning by itself."""
         self.opening_without_calls = Search([pair for pair in self.opening.kinds.items() if pair not in calls])
         self.reasoning = Search(in_reasoning)
+        self.bare_starts = [n for n, g in enumerate(self.grammars) if g.bare_body and g.table.start_only]
+        """Grammars that only a guided engine writes, from the first character on."""
 
 
 def _openers(grammar: Grammar) -> tuple[str, ...]:
@@ -146,11 +192,13 @@ def _all_literals(table: OutputFormat) -> Iterator[str]:
             for one in value:
                 yield from walk(one)
         elif isinstance(
-            value, (Tags, Calls, JsonValue, Parameters, KeyValues, NestedElements, JsonMembers, PythonCall)
+            value,
+            (Tags, Calls, JsonValue, Parameters, KeyValues, NestedElements, JsonMembers, PythonCall, Messages, Message),
         ):
             for name in value.__struct_fields__:
-                if name not in ("name", "ids", "structural_tag"):
+                if name not in ("name", "ids", "structural_tag", "region"):
                     yield from walk(getattr(value, name))
 
-    for part in (table.reasoning.tags if table.reasoning else None, table.answer, *table.calls, table.turn_starts):
+    reasoning = table.reasoning.tags if table.reasoning else None
+    for part in (reasoning, table.answer, *table.calls, table.messages, table.turn_starts):
         yield from walk(part)

@@ -17,17 +17,19 @@ from derender.parser.marks import Lexer, pack, unpack
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
 
+HEADER = "header:"
 _LONGEST_HEADER = 4096
-_PLACES = frozenset(("content", "reasoning", "section", "header", "body", "close", "junk"))
+_PLACES = frozenset(("content", "reasoning", "section", "header", "body", "close", "junk", "message", "skipped"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParserOptions:
     """How to read one output.
 
-    `start`: the region it begins in. `calls`: whether calls are read at all. `complete`: whether a call is given only
-    when it is whole. `trim`: whether white space at the ends of a region belongs to nothing. `show_special`: whether
-    special tokens that are no markers are visible. `strip_blank`: whether a leading blank is dropped.
+    `start`: the region it begins in; for a format of messages, `HEADER` and what the prompt has of the first header.
+    `calls`: whether calls are read at all. `complete`: whether a call is given only when it is whole. `trim`: whether white space at the ends of a region belongs to nothing. `show_special`: whether
+    special tokens that are no markers are visible. `strip_blank`: whether a leading blank is dropped. `name`: of the
+    tool that the request demands.
     """
 
     start: str = "content"
@@ -36,7 +38,7 @@ class ParserOptions:
     trim: bool = False
     show_special: bool = False
     strip_blank: bool = False
-    stop_ids: frozenset[int] = frozenset()
+    name: str = ""
 
 
 class FormatParser:
@@ -50,41 +52,43 @@ class FormatParser:
         self._lexer = Lexer(
             compiled.marks,
             show_special=options.show_special,
-            stop_ids=options.stop_ids,
             strip=options.strip_blank,
         )
         self._events: list[Event] = []
         self._sink = Sink(self._events, complete=options.complete)
-        self._where = options.start
+        self._where = options.start if compiled.chain is None else "message"
         self._grammar = -1
         self._sectioned = False  # whether the call in work stands in a section
+        self._region = "content"  # the region that a call which proves to be none falls back to
         self._reader: Reader | None = None
         self._text = ""  # what was not taken yet
         self._raw = ""  # what the model wrote of a call that may still prove to be none
         self._space = ""  # white space that is held back
         self._said = False  # whether the region has anything but white space
         self._content = False  # whether there was any content at all
-        self._ends: list[int] = []  # where in `_text` the tokens end that belong to it
+        self._calls = compiled.chain is None  # whether the format's own calls may stand in this content
+        self._ends: list[int] = []  # where in `_text` the tokens of this push end
         self.regions: list[bool] = []
         """For each token taken since `take_regions`: whether it was reasoning."""
+        if compiled.chain is not None:
+            self._head = self._marks.literal(options.start.removeprefix(HEADER)) if HEADER in options.start else ""
+            self._raw = self._head
+            if compiled.chain.header.pattern.search(self._head) is not None:
+                self._begin_message(self._head)
 
     # ------------------------------------------------------------------------------------------ the three verbs
 
     def push(self, ids: Sequence[int]) -> list[Event]:
         """The events that these ids complete."""
-        lexer, size = self._lexer, len(self._text)
-        if len(ids) == 1:
-            self._text += lexer.push(ids)
-            self._ends.append(len(self._text))
-        else:
-            parts = []
-            for token_id in ids:
-                part = lexer.push((token_id,))
-                size += len(part)
-                parts.append(part)
-                self._ends.append(size)
-            self._text += "".join(parts)
-        return self._run(end=False)
+        text, ends = self._lexer.read(ids)
+        size = len(self._text)
+        self._ends = [size + end for end in ends] if size else ends
+        self._text += text
+        events = self._run(end=False)
+        # A token that is held back in part belongs to the region in which it is held.
+        self.regions += [self._where == "reasoning"] * len(self._ends)
+        self._ends = []
+        return events
 
     def finish(self) -> list[Event]:
         """The events of what was held back. Nothing may be pushed afterwards."""
@@ -95,6 +99,7 @@ class FormatParser:
         """The state as JSON-safe values."""
         return [
             self._where,
+            self._region,
             self._grammar,
             self._sectioned,
             pack(self._text),
@@ -102,7 +107,7 @@ class FormatParser:
             self._space,
             self._said,
             self._content,
-            self._ends,
+            self._calls,
             pack(self._sink.state()),
             pack(self._reader.state()) if self._reader is not None else None,
             getattr(self._reader, "tool", ""),
@@ -113,13 +118,17 @@ class FormatParser:
     def restore(self, state: Any) -> None:
         """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
         try:
-            where, grammar, sectioned, text, raw, space, said, content, ends, sink, reader, tool, strip, pending = state
+            where, region, grammar, sectioned, text, raw, space, said, content, *more = state
+            calls, sink, reader, tool, strip, pending = more
             if where not in _PLACES or not -1 <= grammar < len(self._compiled.grammars):
                 raise ValueError("no such place")
-            self._where, self._grammar, self._sectioned = where, grammar, bool(sectioned)
+            if where in ("message", "skipped") and self._compiled.chain is None:
+                raise ValueError("no messages in this format")
+            if region not in ("content", "reasoning"):
+                raise ValueError("no such region")
+            self._where, self._region, self._grammar, self._sectioned = where, region, grammar, bool(sectioned)
             self._text, self._raw, self._space = str(unpack(text)), str(unpack(raw)), str(space)
-            self._said, self._content = bool(said), bool(content)
-            self._ends = [int(end) for end in ends]
+            self._said, self._content, self._calls = bool(said), bool(content), bool(calls)
             self._sink.restore(unpack(sink))
             if reader is not None:
                 if grammar < 0:
@@ -199,7 +208,9 @@ class FormatParser:
 
     def _in_content(self, text: str, at: int, end: bool) -> int:
         compiled, calls = self._compiled, self._options.calls
-        if self._said or self._content:
+        if calls and not self._calls:
+            search = compiled.message
+        elif self._said or self._content:
             search = compiled.content if calls else compiled.content_without_calls
         else:
             search = compiled.opening if calls else compiled.opening_without_calls
@@ -216,11 +227,14 @@ class FormatParser:
             self._say(text[at : found.end()])
             return found.end()
         self._say(text[at : found.start()])
-        if name == "reason" and search is compiled.opening and self._said:
+        if name == "reason" and self._said and found[0] not in compiled.content.kinds:
             self._say(found[0])  # something visible came before it: it opens nothing
             return found.end()
         if name == "drop":
             return found.end()
+        if name in ("message", "inner"):
+            self._leave_content("message")
+            return self._next_message(found.end() if name == "message" else found.start())
         self._leave_content("reason" if name == "reason" else "call")
         if name == "reason":
             self._where, self._said = "reasoning", False
@@ -232,22 +246,82 @@ class FormatParser:
 
     def _in_reasoning(self, text: str, at: int, end: bool) -> int:
         search = self._compiled.reasoning
+        if not self._said and self._compiled.bare_starts and self._options.calls:
+            begin = len(text) - len(text[at:].lstrip())
+            for guided in self._compiled.bare_starts:
+                if text.startswith(self._compiled.grammars[guided].call_open, begin):
+                    self._enter("call", guided, "")
+                    self._region = "reasoning"
+                    return begin
         found = search.pattern.search(text, at)
         if found is None:
             return self._before_partial(text, at, end, search, self._think)
         name, _, number = search.kinds[found[0]].partition(" ")
-        if number and not self._options.calls:
-            self._think(text[at : found.end()])
-            return found.end()
         self._think(text[at : found.start()])
         if name == "drop":
             return found.end()
         self._leave_reasoning()
+        if name in ("message", "inner"):
+            return self._next_message(found.end() if name == "message" else found.start())
+        if number and not self._options.calls:  # it ends the reasoning all the same, and is text
+            self._where = "content"
+            self._say(found[0])
+            return found.end()
         if name == "end":
             self._where = "content"
         else:
             self._enter(name, int(number), found[0])
         return found.end()
+
+    def _next_message(self, at: int) -> int:
+        """A message has ended; what follows is the next one's header."""
+        self._where, self._raw = "message", ""
+        return at
+
+    def _in_message(self, text: str, at: int, end: bool) -> int:
+        """In a header, which is no text. Only a guided engine may leave it out."""
+        chain = self._compiled.chain
+        assert chain is not None
+        if self._raw == self._head and self._options.calls:
+            begin = len(text) - len(text[at:].lstrip())
+            for guided in self._compiled.bare_starts:
+                if text.startswith(self._compiled.grammars[guided].call_open, begin):
+                    self._enter("call", guided, "")
+                    return begin
+        found = chain.header.pattern.search(text, at)
+        stop = found.end() if found is not None else len(text) - (0 if end else chain.header.partial.held(text, at))
+        header = (self._raw + text[at:stop])[:_LONGEST_HEADER]
+        if found is None:
+            self._raw = header
+        elif chain.header.kinds[found[0]] == "body":
+            self._begin_message(header)
+        else:
+            self._raw = ""
+        return stop
+
+    def _begin_message(self, header: str) -> None:
+        """A header is whole: what its message is."""
+        assert self._compiled.chain is not None
+        region, name = self._compiled.chain.kind(header)
+        self._raw, self._said, self._calls = "", False, region == "calls"
+        if region == "call" and self._options.calls and self._compiled.grammars:
+            self._grammar, self._sectioned, self._region = 0, False, "content"
+            self._where, self._reader = "body", self._now().reader(self._marks, self._schemas, tool=name)
+            if name:
+                self._sink.begin(self._marks.spell(name))
+        elif region in ("reasoning", "nothing"):
+            self._where = "reasoning" if region == "reasoning" else "skipped"
+        else:
+            self._where = "content"
+
+    def _in_skipped(self, text: str, at: int, end: bool) -> int:
+        """In a message that is left out."""
+        chain = self._compiled.chain
+        assert chain is not None
+        found = chain.skipped.pattern.search(text, at)
+        if found is None:
+            return len(text) - (0 if end else chain.skipped.partial.held(text, at))
+        return self._next_message(found.end() if chain.skipped.kinds[found[0]] == "message" else found.start())
 
     def _before_partial(self, text: str, at: int, end: bool, search: Search, give: Any) -> int:
         """Give out what can be no part of a marker."""
@@ -308,7 +382,7 @@ class FormatParser:
 
     def _enter(self, name: str, number: int, marker: str) -> None:
         """A call's or section's opener was met."""
-        self._grammar = number
+        self._grammar, self._region = number, "content"
         grammar = self._now()
         if name == "section":
             self._where, self._sectioned, self._raw = "section", True, marker
@@ -323,6 +397,8 @@ class FormatParser:
         """A call begins; `raw` is what was written of it."""
         grammar = self._now()
         self._raw += raw
+        if grammar.table.named:
+            self._sink.begin(self._options.name)
         if grammar.header is not None:
             self._where, self._reader = "header", None
         else:
@@ -344,6 +420,9 @@ class FormatParser:
             return at
         if search.kinds[found[0]] == "drop":
             return found.end()
+        if search.kinds[found[0]] == "end":
+            self._where, self._sectioned, self._raw, self._said = "content", False, "", False
+            return found.start()
         if search.kinds[found[0]] == "close":
             self._where, self._sectioned, self._raw, self._said = "content", False, "", False
             return found.end()
@@ -387,10 +466,13 @@ class FormatParser:
     def _fail(self, text: str, at: int, to: int) -> int:
         """What was read is no call: it is content, and so is the rest up to the wrapper's end."""
         self._sink.drop()
-        self._verbatim(self._raw + text[at:to])
+        if self._region == "reasoning":
+            self._think(self._marks.spell(self._raw + text[at:to]))
+        else:
+            self._verbatim(self._raw + text[at:to])
         self._raw = ""
         self._reader = None
-        self._where = "content" if self._now().bare_body else "junk"
+        self._where = self._region if self._now().bare_body else "junk"
         return to
 
     def _in_junk(self, text: str, at: int, end: bool) -> int:
@@ -403,6 +485,10 @@ class FormatParser:
             self._verbatim(text[at:stop])
             return stop
         kind = search.kinds[found[0]]
+        if found[0] in grammar.ends:
+            self._verbatim(text[at : found.start()])
+            self._where = "content"
+            return found.start()
         if kind == "close":
             self._verbatim(text[at : found.end()])
             self._where = "content"
@@ -428,7 +514,7 @@ class FormatParser:
             fence_close = fence[1].strip() if isinstance(fence, tuple) else ""
             if fence_close and rest.startswith(fence_close):
                 rest = rest[len(fence_close) :].lstrip(" \t\r\n")
-            closers = (*grammar.call_close, *grammar.section_close, *((fence_close,) if fence_close else ()))
+            closers = (*grammar.closers, *((fence_close,) if fence_close else ()))
             if not end and any(closer.startswith(rest) and closer != rest for closer in closers):
                 return at
             if grammar.closers and any(rest.startswith(closer) for closer in grammar.closers):

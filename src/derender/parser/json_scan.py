@@ -6,14 +6,51 @@ model wrote them. A marker inside a string is data; outside one it ends a broken
 
 from __future__ import annotations
 
+import functools
 import re
 
-from derender.parser.marks import MARK
+from derender.parser.marks import MARK, Partial
 
 _IN_STRING = re.compile(r'["\\]')
 _BLANK = " \t\r\n"
-_SCALAR_END = re.compile(r"[,}\]\s\ud800-\udfff]")
 _DEEPEST = 512
+_HEX = frozenset("0123456789abcdefABCDEF")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"'}
+
+
+class Enders:
+    """The literals that end a call wherever they stand outside a string."""
+
+    __slots__ = ("_literals", "outside", "partial", "pattern", "scalar")
+
+    def __init__(self, literals: tuple[str, ...]) -> None:
+        self._literals = literals
+        ordered = [re.escape(text) for text in sorted(literals, key=len, reverse=True)]
+        texts = [re.escape(text) for text in literals if len(text) > 1]
+        self.pattern = re.compile("|".join(ordered) or "(?!)")
+        self.outside = re.compile("|".join([r'["{}\[\]\ud800-\udfff]', *texts]))
+        self.scalar = re.compile("|".join([r"[,}\]\s\ud800-\udfff]", *texts]))
+        self.partial = Partial(literals)
+
+    def at(self, text: str, at: int) -> bool:
+        """Whether one of them stands at a place."""
+        return text.startswith(self._literals, at)
+
+    def may(self, text: str, at: int) -> bool:
+        """Whether the rest of the text is the beginning of one of them."""
+        return 0 < len(text) - at == self.partial.held(text, at)
+
+    def rest(self, text: str, at: int) -> tuple[int, bool]:
+        """Up to where broken text goes on for certain, white space at its end left out, and whether it ends there."""
+        found = self.pattern.search(text, at)
+        end = found.start() if found is not None else len(text) - self.partial.held(text, at)
+        return at + len(text[at:end].rstrip(_BLANK)), found is not None
+
+
+@functools.lru_cache(maxsize=256)
+def enders(literals: tuple[str, ...]) -> Enders:
+    """`Enders`, made once for each set of literals."""
+    return Enders(literals)
 
 
 class JsonScan:
@@ -23,12 +60,10 @@ class JsonScan:
     backslash, "n" in a scalar, "." after the value, "!" where it broke.
     """
 
-    __slots__ = ("_outside", "closers", "stack", "where")
+    __slots__ = ("_enders", "stack", "where")
 
     def __init__(self, closers: tuple[str, ...] = (), *, state: tuple[str, str] = ("", "")) -> None:
-        self.closers = closers
-        texts = [re.escape(text) for text in closers if len(text) > 1]
-        self._outside = re.compile("|".join([r'["{}\[\]\ud800-\udfff]', *texts]))
+        self._enders = enders(closers)
         self.stack, self.where = state
 
     @property
@@ -38,7 +73,7 @@ class JsonScan:
 
     @property
     def broken(self) -> bool:
-        """Whether it ended at a marker, or by brackets that do not match."""
+        """Whether it ended at a marker, by brackets that do not match, or nested too deep."""
         return self.where == "!"
 
     @property
@@ -47,7 +82,10 @@ class JsonScan:
         return self.where in ("s", "e")
 
     def feed(self, text: str, at: int) -> int:
-        """Scan on from `at`; the place up to which the text belongs to the value. `done` tells whether it ended."""
+        """Scan on from `at`; the place up to which the text belongs to the value. `done` tells whether it ended.
+
+        What may still become a closer is not taken: it has to be given again, with more.
+        """
         size = len(text)
         while at < size:
             match self.where:
@@ -57,8 +95,10 @@ class JsonScan:
                         at += 1
                     elif character in '{["':
                         self.where = "v"
-                    elif MARK.match(character) or character in ",}]:":
+                    elif MARK.match(character) or character in ",}]:" or self._enders.at(text, at):
                         self.where = "!"
+                        return at
+                    elif self._enders.may(text, at):
                         return at
                     else:
                         self.where = "n"
@@ -77,35 +117,108 @@ class JsonScan:
                     at += 1
                     self.where = "s"
                 case "n":
-                    found = _SCALAR_END.search(text, at)
+                    found = self._enders.scalar.search(text, at)
                     if found is None:
-                        return size
+                        return size - self._enders.partial.held(text, at)
                     self.where = "."
                     return found.start()
                 case "v":
-                    found = self._outside.search(text, at)
+                    found = self._enders.outside.search(text, at)
                     if found is None:
-                        return size
-                    token = found[0]
-                    if token == '"':
-                        self.where = "s"
-                    elif token in "{[":
-                        if len(self.stack) >= _DEEPEST:
-                            self.where = "!"
-                            return found.start()
-                        self.stack += token
-                    elif token in "}]":
-                        if not self.stack or self.stack[-1] != ("{" if token == "}" else "["):
-                            self.where = "!"
-                            return found.start()
-                        self.stack = self.stack[:-1]
-                        if not self.stack:
-                            self.where = "."
-                            return found.end()
-                    else:
-                        self.where = "!"
-                        return found.start()
-                    at = found.end()
+                        return size - self._enders.partial.held(text, at)
+                    at = self._token(found)
                 case _:
                     return at
         return at
+
+    def _token(self, found: re.Match[str]) -> int:
+        token = found[0]
+        if token == '"':
+            self.where = "s"
+        elif token in ("{", "[") and len(self.stack) < _DEEPEST:
+            self.stack += token
+        elif token in ("}", "]") and self.stack[-1:] == ("{" if token == "}" else "["):
+            self.stack = self.stack[:-1]
+            if not self.stack:
+                self.where = "."
+        else:
+            self.where = "!"
+            return found.start()
+        return found.end()
+
+
+class JsonString:
+    """Decodes one JSON string behind its opening quote, as it comes.
+
+    `held` is an escape that is not whole, or the first half of a surrogate pair. A half without its other half is
+    U+FFFD, an escape that JSON does not have stays as written. `done` when the closing quote was met.
+    """
+
+    __slots__ = ("done", "held")
+
+    def __init__(self, held: str = "") -> None:
+        self.held = held
+        self.done = False
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        """Read on from `at`: the place up to which the text was taken, and what it says."""
+        parts: list[str] = []
+        size = len(text)
+        while at < size and not self.done:
+            if self.held:
+                at = self._escape(text[at], at, parts)
+                continue
+            found = _IN_STRING.search(text, at)
+            if found is None:
+                parts.append(text[at:])
+                return size, "".join(parts)
+            parts.append(text[at : found.start()])
+            at = found.end()
+            if found[0] == "\\":
+                self.held = "\\"
+            else:
+                self.done = True
+        return at, "".join(parts)
+
+    def _escape(self, character: str, at: int, parts: list[str]) -> int:
+        """One character of an escape; the place behind it, or its own where it belongs to the escape no more."""
+        start = 6 if len(self.held) > 6 else 0  # behind the first half of a pair
+        size = len(self.held) - start
+        if len(self.held) == 6:
+            if character == "\\":
+                self.held += character
+                return at + 1
+            parts.append("\ufffd")
+            self.held = ""
+            return at
+        if (character == "u" and size == 1) or (character in _HEX and size > 1):
+            self.held += character
+            if size == 5:
+                self._unit(int(self.held[start + 2 :], 16), start, parts)
+            return at + 1
+        if start:
+            parts.append("\ufffd")
+            self.held = self.held[6:]
+        elif size == 1:
+            parts.append(_ESCAPES.get(character, "\\" + character))
+            self.held = ""
+            return at + 1
+        else:
+            parts.append(self.held)
+            self.held = ""
+        return at
+
+    def _unit(self, unit: int, start: int, parts: list[str]) -> None:
+        """One `\\uXXXX` is whole."""
+        low = 0xDC00 <= unit < 0xE000
+        if start and low:
+            high = int(self.held[2:6], 16)
+            parts.append(chr(0x10000 + ((high - 0xD800) << 10) + (unit - 0xDC00)))
+        elif start:
+            parts.append("\ufffd")
+        if 0xD800 <= unit < 0xDC00:
+            self.held = self.held[-6:]
+            return
+        if not (start and low):
+            parts.append("\ufffd" if low else chr(unit))
+        self.held = ""

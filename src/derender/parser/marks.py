@@ -38,6 +38,10 @@ class Marks:
         }
         """The same with special tokens empty."""
         self._by_text = [(token.content, self.characters[token.id]) for token in used]
+        self.texts: dict[int, str] = {}
+        """Texts of ordinary tokens that are whole characters, as they are met."""
+        self.shown_texts: dict[int, str] = {}
+        """The same where special tokens are shown."""
         self.end_ids = frozenset(i for text in end_of_turn if (i := _added_id(tokenizer, text)) is not None)
 
     def literal(self, text: str) -> str:
@@ -66,36 +70,50 @@ def _added_id(tokenizer: Tokenizer, text: str) -> int | None:
 class Lexer:
     """Ids → marked text, incrementally. Ends of turn vanish; other special tokens too, unless they are to be shown."""
 
-    __slots__ = ("_ends", "_marks", "_pieces", "pending", "strip")
+    __slots__ = ("_ends", "_known", "_marks", "_pieces", "pending", "strip")
 
-    def __init__(
-        self, marks: Marks, *, show_special: bool, stop_ids: frozenset[int], strip: bool = False, pending: bytes = b""
-    ) -> None:
+    def __init__(self, marks: Marks, *, show_special: bool, strip: bool = False, pending: bytes = b"") -> None:
         tokenizer = marks.tokenizer
         self._marks = marks.characters
         self._pieces = tokenizer.pieces if show_special else tokenizer.visible_pieces
-        self._ends = marks.end_ids | stop_ids
+        self._ends = marks.end_ids
+        self._known = marks.shown_texts if show_special else marks.texts
         self.pending = pending
         self.strip = strip
 
+    def read(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """The marked text that these ids complete, and where in it each of them ends."""
+        marks, ends, pieces, known = self._marks, self._ends, self._pieces, self._known
+        parts: list[str] = []
+        stops: list[int] = []
+        size = 0
+        for token_id in ids:
+            if self.pending or self.strip:
+                text = self._one(token_id)
+            else:
+                text = known.get(token_id, "")
+                if not text:
+                    text = self._one(token_id)
+                    if not self.pending and token_id not in marks and token_id not in ends and pieces[token_id]:
+                        known[token_id] = text
+            parts.append(text)
+            size += len(text)
+            stops.append(size)
+        return "".join(parts), stops
+
     def push(self, ids: Sequence[int]) -> str:
         """The marked text that these ids complete."""
-        marks, ends, pieces = self._marks, self._ends, self._pieces
-        parts: list[str] = []
-        run: list[bytes] = []
-        for token_id in ids:
-            mark = marks.get(token_id)
-            if token_id in ends:
-                continue
-            if mark is None:
-                run.append(pieces[token_id])
-                continue
-            parts.append(self._text(b"".join(run), final=True))
-            parts.append(mark)
-            self.strip = False
-            run = []
-        parts.append(self._text(b"".join(run), final=False))
-        return "".join(parts)
+        return self.read(ids)[0]
+
+    def _one(self, token_id: int) -> str:
+        if token_id in self._ends:
+            return ""
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._text(self._pieces[token_id], final=False)
+        text = self._text(b"", final=True)
+        self.strip = False
+        return text + mark
 
     def finish(self) -> str:
         """The rest: U+FFFD for an unfinished character."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from derender.parser.events import ContentText, Event
 from derender.tokenizer import Detokenizer
@@ -26,6 +27,23 @@ class PlainParser:
         text = self._detokenizer.finish()
         return [ContentText(text)] if text else []
 
-    def snapshot(self) -> list[int | bool]:
+    def snapshot(self) -> list[Any]:
         """The state: whether a leading blank is still dropped, then the bytes of an unfinished character."""
         return [self._detokenizer.strips_blank, *self._detokenizer.pending]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
+        if not state or type(state[0]) is not bool or len(state) > 4:
+            raise ValueError("not a parser's state")
+        if not all(type(byte) is int and 0 <= byte <= 255 for byte in state[1:]):
+            raise ValueError("not bytes")
+        self._detokenizer.restore(strip_blank=state[0], pending=bytes(state[1:]))
+
+    @property
+    def calls_ended(self) -> int:
+        """How many calls are complete: there are none."""
+        return 0
+
+    def take_regions(self) -> list[bool]:
+        """For the tokens since the last time: none was reasoning."""
+        return []

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from derender.parser.events import ContentText, Event, ToolCallArguments, ToolCallBegin, ToolCallEnd
+from derender.parser.events import Event, ToolCallArguments, ToolCallBegin, ToolCallEnd
 
 
 class Sink:
     """The calls of one output. `index` is that of the call in work, or of the next one."""
 
-    __slots__ = ("arguments_held", "complete", "ended", "events", "given", "id", "index", "name")
+    __slots__ = ("_held", "_silent", "complete", "ended", "events", "given", "id", "index", "name")
 
     def __init__(self, events: list[Event], *, complete: bool) -> None:
         self.events = events
@@ -23,66 +23,73 @@ class Sink:
         self.index = 0
         self.name: str | None = None
         self.id: str | None = None
-        self.arguments_held = ""
+        self._held: list[str] = []
+        self._silent = False
         self.given = False
         """Whether the call in work has arguments already."""
         self.ended = 0
         """How many calls were closed."""
 
-    def begin(self, name: str, *, id: str | None = None) -> None:
-        """The name of the call is known."""
+    def begin(self, name: str, *, id: str | None = None, silent: bool = False) -> None:
+        """The name of the call is known. `silent`: it is one that stands for no call, and nothing is given of it."""
         self.name = name.strip()
         self.id = id
         self.given = False
-        self.arguments_held = ""
-        if not self.complete:
+        self._held = []
+        self._silent = silent
+        if not self.complete and not silent:
             self.events.append(ToolCallBegin(self.index, self.name, id))
 
     def arguments(self, text: str) -> None:
         """The next characters of the arguments."""
-        if not text:
+        if not text or self._silent:
             return
         self.given = True
         if self.complete:
-            self.arguments_held += text
+            self._held.append(text)
         else:
             self.events.append(ToolCallArguments(self.index, text))
 
-    def end(self, raw: str) -> None:
-        """The call is closed. `raw` is all that the model wrote of it, for the case that it is none."""
+    def end(self) -> bool:
+        """The call is closed. False: it proved to be none, and what the model wrote of it is text."""
+        if self._silent:
+            self.drop()
+            return True
         if not self.given:
             self.arguments("{}")
         if self.complete:
-            if not _is_json(self.arguments_held):
+            arguments = "".join(self._held)
+            if not _is_json(arguments):
                 self.drop()
-                self.events.append(ContentText(raw))
-                return
+                return False
             self.events.append(ToolCallBegin(self.index, self.name or "", self.id))
-            self.events.append(ToolCallArguments(self.index, self.arguments_held))
+            self.events.append(ToolCallArguments(self.index, arguments))
         self.events.append(ToolCallEnd(self.index))
         self.ended += 1
         self.index += 1
         self.drop()
+        return True
 
     def leave(self) -> None:
         """The output ended inside the call: what was given of it stays as it is."""
-        if self.name is not None:
+        if self.name is not None and not self._silent:
             self.index += 1
         self.drop()
 
     def drop(self) -> None:
         """Forget the call in work."""
         self.name = self.id = None
-        self.arguments_held = ""
-        self.given = False
+        self._held = []
+        self.given = self._silent = False
 
     def state(self) -> list[Any]:
         """For the snapshot."""
-        return [self.index, self.name, self.id, self.arguments_held, self.given, self.ended]
+        return [self.index, self.name, self.id, "".join(self._held), self.given, self._silent, self.ended]
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`; raises ValueError."""
-        self.index, self.name, self.id, self.arguments_held, self.given, self.ended = state
+        self.index, self.name, self.id, held, self.given, self._silent, self.ended = state
+        self._held = [held] if held else []
 
 
 def _is_json(text: str) -> bool:

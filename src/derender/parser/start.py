@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from derender.parser.compiled import CompiledFormat
+from derender.parser.engine import HEADER
 from derender.parser.marks import Lexer
 
 TAIL = 64
 """How many ids of the prompt are looked at: what a template writes between the turn's start and the model's words."""
 
-Region = Literal["reasoning", "content"]
+Region = str
+"""`reasoning` or `content`; for a format of messages `HEADER` and what the prompt has of the first header, with the
+marker behind it where the prompt has it whole."""
 
 
 def start_region(
@@ -23,6 +26,8 @@ def start_region(
     template's `kwargs` says, else the format's default.
     """
     reasoning = compiled.table.reasoning
+    if compiled.chain is not None:
+        return HEADER + _header(compiled, prompt_ids)
     if reasoning is None:
         return "content"
     found = prompt_region(compiled, prompt_ids)
@@ -42,8 +47,7 @@ def prompt_region(compiled: CompiledFormat, prompt_ids: Sequence[int] | None) ->
     if reasoning is None or not prompt_ids:
         return None
     marks = compiled.marks
-    lexer = Lexer(marks, show_special=True, stop_ids=frozenset())
-    tail = lexer.push(prompt_ids[-TAIL:]) + lexer.finish()
+    tail = _tail(compiled, prompt_ids)
     turn = max(
         (at + len(text) for text in map(marks.literal, compiled.table.turn_starts) if (at := tail.rfind(text)) >= 0),
         default=0,
@@ -53,3 +57,25 @@ def prompt_region(compiled: CompiledFormat, prompt_ids: Sequence[int] | None) ->
     if opened < 0 and closed < 0:
         return None
     return "reasoning" if opened > closed else "content"
+
+
+def _tail(compiled: CompiledFormat, prompt_ids: Sequence[int]) -> str:
+    """The end of the prompt as marked text."""
+    lexer = Lexer(compiled.marks, show_special=True)
+    return lexer.push(prompt_ids[-TAIL:]) + lexer.finish()
+
+
+def _header(compiled: CompiledFormat, prompt_ids: Sequence[int] | None) -> str:
+    """What the prompt has of a message's header, markers spelled out. Of a body that it has begun, nothing."""
+    messages = compiled.table.messages
+    if messages is None or not prompt_ids:
+        return ""
+    tail, literal = _tail(compiled, prompt_ids), compiled.marks.literal
+    opened = max((at + len(text) for text in map(literal, messages.open) if (at := tail.rfind(text)) >= 0), default=-1)
+    if opened < 0:
+        return ""
+    tail = tail[opened:]
+    if any(literal(text) in tail for text in messages.close):
+        return ""
+    found = [(at + len(text)) for text in map(literal, messages.body) if (at := tail.find(text)) >= 0]
+    return compiled.marks.spell(tail[: min(found)] if found else tail)

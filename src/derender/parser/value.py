@@ -5,43 +5,72 @@ from __future__ import annotations
 from typing import Any
 
 from derender.formats.table import JsonValue
-from derender.parser.json_scan import JsonScan
+from derender.parser.json_scan import JsonScan, enders
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
 
+_PHASES = frozenset(("open", "fenced", "value", "rest"))
+
 
 class ValueReader(Reader):
-    """Passes one JSON value on as the model wrote it. `phase`: "open" before it, "value" in it."""
+    """Passes one JSON value on as the model wrote it.
 
-    __slots__ = ("_fence", "phase", "scan")
+    `phase`: "open" before it, "fenced" before it and behind the fence, "value" in it, "rest" where it broke: what
+    follows up to the call's closer belongs to it.
+    """
+
+    __slots__ = ("_enders", "_fence", "phase", "scan")
 
     def __init__(self, table: JsonValue, marks: Marks, closers: tuple[str, ...]) -> None:
         super().__init__(marks, closers)
-        self._fence = tuple(marks.literal(text) for text in table.fence)
+        self._fence = marks.literal(table.fence[0])
+        self._enders = enders(closers)
         self.phase = "open"
         self.scan = JsonScan(closers)
 
     def feed(self, text: str, at: int, sink: Sink) -> int:
         """Read on from `at`; the place up to which the text was taken."""
-        if self.phase == "open":
-            while at < len(text) and text[at].isspace():
-                at += 1
-            if at == len(text):
-                return at
-            if self.closes(text, at):
-                sink.arguments("{}")
+        if self.phase in ("open", "fenced"):
+            at = self._before(text, at, sink)
+        if self.phase == "value":
+            end = self.scan.feed(text, at)
+            sink.arguments(self.marks.spell(text[at:end]))
+            at = end
+            if self.scan.broken:
+                self.phase = "rest"
+            elif self.scan.done:
                 self.status, self.ended = "done", True
+        if self.phase == "rest":
+            end, over = self._enders.rest(text, at)
+            sink.arguments(self.marks.spell(text[at:end]))
+            at = end
+            if over:
+                self.status, self.ended = "done", True
+        return at
+
+    def _before(self, text: str, at: int, sink: Sink) -> int:
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if at == len(text):
+            return at
+        if self._fence and self.phase == "open":
+            if text.startswith(self._fence, at):
+                self.phase = "fenced"
+                return self._before(text, at + len(self._fence), sink)
+            if self._fence.startswith(text[at : at + len(self._fence)]):
                 return at
-            if any(closer.startswith(text[at:]) for closer in self.closers):
-                return at
-            self.phase = "value"
-        end = self.scan.feed(text, at)
-        sink.arguments(self.marks.spell(text[at:end]))
-        if self.scan.done:
-            self.status = "broken" if self.scan.broken else "done"
-            self.ended = True
-        return end
+        if self._enders.at(text, at):
+            sink.arguments("{}")
+            self.status, self.ended = "done", True
+        elif not self._enders.may(text, at):
+            self.phase = "value" if text[at] in "{[" else "rest"
+        return at
+
+    def finish(self, text: str, at: int, sink: Sink) -> None:
+        """The output ends here: what might have become a closer belongs to a value that was begun."""
+        if self.phase in ("value", "rest"):
+            sink.arguments(self.marks.spell(text[at:].rstrip()))
 
     def state(self) -> list[Any]:
         """For the snapshot."""
@@ -50,6 +79,6 @@ class ValueReader(Reader):
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
         self.phase, stack, where = state
-        if self.phase not in ("open", "value"):
+        if self.phase not in _PHASES:
             raise ValueError("no such phase")
         self.scan = JsonScan(self.closers, state=(stack, where))

@@ -73,12 +73,12 @@ class ChatCompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | UnsetType | None = UNSET
     reasoning_effort: ReasoningEffort | None = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Int64 | None = None
     include_reasoning: bool = True
     parallel_tool_calls: bool | None = True
     user: str | None = None
     use_beam_search: bool = False
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     watermarking: bool | None = None
@@ -120,7 +120,7 @@ class ChatCompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     ec_transfer_params: Json | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
     repetition_detection: RepetitionDetection | None = None
-    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
     @property
     def effective_tool_choice(self) -> str | NamedToolChoice | None:
@@ -154,7 +154,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     audio: Any = None
     function_call: Any = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    reasoning: str | None = None
+    reasoning: str | UnsetType | None = None
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatTopLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -226,7 +227,8 @@ class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str | None = None
     content: str | None = None
-    reasoning: str | None = None
+    reasoning: str | UnsetType | None = None
+    reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 _encoder = msgspec.json.Encoder()
 _anything = msgspec.json.Decoder()
-_AT = re.compile(r" - at `(?:key in )?\$?(.*)`$")
+_AT = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that is half of a character, and alone no text
+_SOME_KEY = "*"  # in a place: a key of a map, which msgspec does not tell
 _SHOWN = 80  # characters of an offending value in a message
 MIN_LOGPROB = -9999.0
 """What stands for a logprob that no JSON number can carry (-inf, NaN, overflow), as vLLM writes it."""
@@ -144,7 +145,9 @@ def _explain(error: msgspec.DecodeError, body: Any) -> InvalidBody:
     reason = text[: found.start()] if found else text
     missing = re.match(r"Object missing required field `(.*)`$", reason)
     steps = (
-        [name or int(index) if index != "..." else "..." for name, index in _STEP.findall(found[1])] if found else []
+        [name or (int(index) if index != "..." else _SOME_KEY) for name, index in _STEP.findall(found[1])]
+        if found
+        else []
     )
     place = ".".join(["body", *map(str, steps), *([missing[1]] if missing else [])])
     field = place.removeprefix("body.")
@@ -168,6 +171,8 @@ def _lookup(body: Any, steps: list[Any]) -> Any:
         except (msgspec.DecodeError, RecursionError):
             return _UNKNOWN
     for step in steps:
+        if step == _SOME_KEY:
+            return _UNKNOWN
         try:
             body = body[step]
         except (KeyError, IndexError, TypeError):

@@ -10,7 +10,9 @@ from msgspec import Meta
 TokenId = Annotated[int, Meta(ge=0)]
 """A token id; its upper bound is the model's and is checked where the model is known."""
 
-NonNegative = Annotated[int, Meta(ge=0)]
+NonNegative = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A count or a position. Bounded so that sums of it can be written: Python writes no integer of over 4,300 digits."""
+
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Json = dict[str, Any]
 
@@ -23,21 +25,21 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-    created_cache_tokens: int | None = None
+    cached_tokens: Int64 | None = None
+    created_cache_tokens: Int64 | None = None
     multimodal_tokens: dict[str, int] | None = None
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Int64 | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts; `completion_tokens` counts generated ids, whatever became of them."""
 
-    prompt_tokens: int = 0
-    total_tokens: int = 0
-    completion_tokens: int | None = 0
+    prompt_tokens: Int64 = 0
+    total_tokens: Int64 = 0
+    completion_tokens: Int64 | None = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
 
@@ -68,9 +70,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
+    max_pattern_size: Int64 = 0
+    min_pattern_size: Int64 = 0
+    min_count: Int64 = 0
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True):

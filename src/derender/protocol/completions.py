@@ -43,7 +43,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     user: str | None = None
     use_beam_search: bool = False
-    top_k: int | None = None
+    top_k: Int64 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     watermarking: bool | None = None
@@ -78,8 +78,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     ec_transfer_params: Json | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
     repetition_detection: RepetitionDetection | None = None
-    thinking_token_budget: int | None = None
-    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    thinking_token_budget: Int64 | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):

@@ -21,7 +21,8 @@ class DerenderChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `/v1/chat/completions/derender`: a whole answer.
 
     Of `prompt_token_ids` a tail is enough; without it `generate_response.prompt_token_ids` serves, else none.
-    `parse_context` (the rendered request's own) may stand in for an absent `chat_request`.
+    `parse_context` (the rendered request's own) may stand in for an absent `chat_request`; `reasoning_ended`, also of
+    the rendered request, tells where the output begins, and is taken from the prompt's tail otherwise.
     """
 
     stream: bool = False
@@ -31,6 +32,7 @@ class DerenderChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: PromptTokenIds | None = None
     chat_request: ChatCompletionRequest | None = None
     parse_context: ParseContext | None = None
+    reasoning_ended: bool | None = None
 
 
 class DerenderCompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class DerenderChatStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: PromptTokenIds | None = None
     chat_request: ChatCompletionRequest | None = None
     parse_context: ParseContext | None = None
+    reasoning_ended: bool | None = None
 
 
 class DerenderCompletionStreamRequest(msgspec.Struct, frozen=True, kw_only=True):

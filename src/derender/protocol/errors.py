@@ -10,6 +10,10 @@ from typing import ClassVar
 
 import msgspec
 
+MAX_MESSAGE = 4200
+MAX_PARAM = 300
+"""Characters that an error shows of a message and of the name of a place: both may hold what the caller sent."""
+
 
 class ErrorInfo(msgspec.Struct, frozen=True):
     """What stands inside the envelope."""
@@ -39,7 +43,9 @@ class ApiError(Exception):
 
     def response(self) -> ErrorResponse:
         """The envelope for this error."""
-        return ErrorResponse(ErrorInfo(message=self.message, type=self.type, param=self.param, code=self.status))
+        param = None if self.param is None else _shortened(self.param, MAX_PARAM)
+        message = _shortened(self.message, MAX_MESSAGE)
+        return ErrorResponse(ErrorInfo(message=message, type=self.type, param=param, code=self.status))
 
 
 class BadRequest(ApiError):
@@ -103,3 +109,7 @@ class Unavailable(ApiError):
 
     status = 503
     type = "ServiceUnavailableError"
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"

@@ -207,7 +207,7 @@ class GenerateLogprobs(msgspec.Struct, frozen=True):
 class GenerateChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence, whole. Null or empty `token_ids`: aborted, or ended at once."""
 
-    index: int
+    index: NonNegative
     finish_reason: str | None = "stop"
     stop_reason: int | str | None = None
     token_ids: list[TokenId] | None = None
@@ -220,7 +220,7 @@ class GenerateChoice(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateStreamChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A delta of one sequence: `token_ids` and `logprobs` are what is new."""
 
-    index: int
+    index: NonNegative
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[TokenId] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,6 +45,9 @@ class RenderModel:
     has_tool_parser: bool = False
     auto_tool_choice: bool = False
     has_reasoning_parser: bool = False
+    start_region: Callable[[Sequence[int], Mapping[str, Any]], str | None] | None = None
+    """In which region ("reasoning" or "content") the output of a prompt begins; None where there is no reasoning."""
+
     tool_constraint: ToolConstraint = json_tool_constraint
     """Asked only where there is a tool parser and the request has tools."""
 

@@ -73,7 +73,7 @@ class Renderer:
             asked, name = request.max_tokens, "max_tokens"
         self._sampler.check_max_tokens(asked, name)
         choice = request.effective_tool_choice
-        if request.tools and choice != "none" and model.has_tool_parser:
+        if model.has_reasoning_parser or (request.tools and choice != "none" and model.has_tool_parser):
             params["skip_special_tokens"] = False  # markers of calls may be special tokens
 
         tools = tool_dicts(request.tools) if request.tools else None
@@ -109,7 +109,7 @@ class Renderer:
             token_offsets=prompt.offsets,
             sampling_params=self._finish(params, prompt, asked),
             model=request.model,
-            reasoning_ended=None if request.include_reasoning else True,
+            reasoning_ended=self._reasoning_ended(request, prompt.ids, kwargs),
             reasoning_parser_kwargs=ReasoningParserKwargs(kwargs) if model.has_reasoning_parser else None,
             return_token_ids=request.return_token_ids,
             stream=bool(request.stream),
@@ -121,6 +121,15 @@ class Renderer:
             parse_context=self._parse_context(request, tools, kwargs),
             prompt_text=prompt_text,
         )
+
+    def _reasoning_ended(self, request: ChatCompletionRequest, ids: list[int], kwargs: Json) -> bool | None:
+        """Whether a guided engine constrains from the first token: the output does not begin in reasoning."""
+        if not request.include_reasoning:
+            return True
+        if self.model.start_region is None:
+            return None
+        region = self.model.start_region(ids, kwargs)
+        return None if region is None else region == "content"
 
     def _constraint(self, request: ChatCompletionRequest) -> StructuredOutputs | None:
         """What holds the output to a form. Demanded tool calls go before what else was asked, as in vLLM."""

@@ -38,6 +38,13 @@ class Detokenizer:
         """Whether nothing was given out yet and a leading blank would be dropped."""
         return self._strip
 
+    def restore(self, *, strip_blank: bool, pending: bytes) -> None:
+        """Go on from a state. Raises ValueError for bytes that are not the start of one character."""
+        text, used = _decode(pending, "replace", False)
+        if text or used:
+            raise ValueError("not the start of a character")
+        self._strip, self._pending = strip_blank, pending
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
         pieces = self._pieces

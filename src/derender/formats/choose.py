@@ -1,0 +1,52 @@
+"""One output format from the names of a tool parser and of a reasoning parser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from derender.formats.names import REASONING_PARSERS, TOOL_PARSERS
+from derender.formats.registry import FORMATS
+from derender.formats.table import OutputFormat
+
+
+class UnknownFormat(ValueError):
+    """A parser name that nothing is known of. The message lists near ones."""
+
+
+def choose_format(tool: str | None, reasoning: str | None) -> OutputFormat | None:
+    """The format that reads the calls of the one and the reasoning of the other; None where neither is named.
+
+    Raises `UnknownFormat`.
+    """
+    calls = _table(tool, TOOL_PARSERS, "--tool-call-parser") if tool else None
+    thoughts = _table(reasoning, REASONING_PARSERS, "--reasoning-parser") if reasoning else None
+    if calls is None or thoughts is None or calls.name == thoughts.name:
+        only = calls or thoughts
+        if only is None:
+            return None
+        if calls is None:
+            return replaced(only, calls=())
+        return only if thoughts is not None else replaced(only, reasoning=None)
+    return replaced(
+        calls,
+        name=f"{calls.name}+{thoughts.name}",
+        reasoning=thoughts.reasoning,
+        answer=calls.answer or thoughts.answer,
+        end_of_turn=tuple(dict.fromkeys((*calls.end_of_turn, *thoughts.end_of_turn))),
+        turn_starts=tuple(dict.fromkeys((*calls.turn_starts, *thoughts.turn_starts))),
+    )
+
+
+def replaced(table: OutputFormat, **changes: object) -> OutputFormat:
+    """A table with some fields changed."""
+    return msgspec.structs.replace(table, **changes)
+
+
+def _table(name: str, names: Mapping[str, str], flag: str) -> OutputFormat:
+    found = FORMATS.get(names.get(name, name))
+    if found is None:
+        known = ", ".join(sorted({key for key, table in names.items() if table in FORMATS} | set(FORMATS)))
+        raise UnknownFormat(f"{flag} {name}: no such output format; known are {known}")
+    return found
