@@ -6,8 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from derender.derendering.chat import derender_chat, derender_chat_chunk
-from derender.derendering.completions import derender_completion_chunk, derender_completions
+from derender.derendering.chat import ChatStreamDerenderer, derender_chat, derender_chat_chunk
+from derender.derendering.completions import (
+    CompletionStreamDerenderer,
+    derender_completion_chunk,
+    derender_completions,
+)
 from derender.derendering.logprobs import TokenTexts
 from derender.derendering.model import DerenderModel
 from derender.formats.choose import UnknownFormat, choose_format
@@ -17,6 +21,8 @@ from derender.parser.start import start_region
 from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from derender.protocol.completions import CompletionRequest, CompletionResponse
 from derender.protocol.derender import (
+    ChatStreamContext,
+    CompletionStreamContext,
     DerenderChatRequest,
     DerenderChatStreamRequest,
     DerenderCompletionRequest,
@@ -159,6 +165,14 @@ class Model:
     def derender_chat_chunk(self, request: DerenderChatStreamRequest) -> DerenderedChatChunk:
         """One chunk of a generate stream as a chat chunk, and the state for the next. Raises `BadRequest`."""
         return derender_chat_chunk(self._texts, request)
+
+    def derender_chat_stream(self, context: ChatStreamContext) -> ChatStreamDerenderer:
+        """Derenders a chat stream in process: push, snapshot."""
+        return ChatStreamDerenderer(self._texts, context)
+
+    def derender_completion_stream(self, context: CompletionStreamContext) -> CompletionStreamDerenderer:
+        """The same for a completions stream."""
+        return CompletionStreamDerenderer(self._texts, context)
 
     def derender_completions(self, request: DerenderCompletionRequest) -> CompletionResponse:
         """Whole generate answers as one completion. Raises `BadRequest`."""

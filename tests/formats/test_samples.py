@@ -19,7 +19,9 @@ SAMPLES = SHARED / "formats" / "samples.jsonl"
 OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
     "hermes/text_after": ("text after a call is content", {"content": "\nDone."}),
 }
-STRETCH: set[str] = {"qwen3_coder/marker_in_value"}
+STRETCH: set[str] = set()
+REACHED = {"qwen3_coder/marker_in_value", "deepseek_dsml/v32.call_inside_reasoning"}
+"""Samples that their sheets call a stretch and that are read right."""
 
 SHEETS = {"qwen3_reasoning": "qwen3", "hermes": "qwen3"}
 """Sheets whose samples are read by another table (a tool format with the reasoning that goes with it)."""
@@ -41,7 +43,7 @@ def table_name(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("row", samples())
 def test_sample(row: dict[str, Any], tokens: bool) -> None:
     key = f"{row['family']}/{row['id']}"
-    if key in STRETCH or row.get("level") == "stretch":
+    if key in STRETCH or (row.get("level") == "stretch" and key not in REACHED):
         pytest.skip("the sheet calls it a stretch")
     table = FORMATS[SHEETS.get(table_name(row), table_name(row))]
     form = compiled(table, tokens=tokens)

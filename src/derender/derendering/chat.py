@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from msgspec import UNSET
 
@@ -27,10 +28,14 @@ from derender.protocol.chat import (
     ChatLogprobs,
     ChatStreamChoice,
 )
-from derender.protocol.common import Usage
-from derender.protocol.derender import DerenderChatRequest, DerenderChatStreamRequest, DerenderedChatChunk
+from derender.protocol.derender import (
+    ChatStreamContext,
+    DerenderChatRequest,
+    DerenderChatStreamRequest,
+    DerenderedChatChunk,
+)
 from derender.protocol.errors import BadRequest
-from derender.protocol.generate import GenerateChoice, GenerateStreamChoice
+from derender.protocol.generate import GenerateChoice, GenerateChunk, GenerateStreamChoice
 
 
 def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatCompletionResponse:
@@ -74,7 +79,7 @@ def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatComple
 
 def _options(
     model: DerenderModel,
-    request: DerenderChatRequest | DerenderChatStreamRequest,
+    request: DerenderChatRequest | ChatStreamContext,
     prompt_ids: Sequence[int] | None,
 ) -> DerenderOptions:
     options = derender_options(request.chat_request, eos_token_ids=model.eos_token_ids)
@@ -134,61 +139,102 @@ def _whole_prompt(request: DerenderChatRequest, prompt_ids: Sequence[int] | None
     return list(prompt_ids)
 
 
-def derender_chat_chunk(texts: TokenTexts, request: DerenderChatStreamRequest) -> DerenderedChatChunk:
-    """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
-    model, chunk, asked = texts.model, request.generate_chunk, request.chat_request
-    prompt_ids = request.prompt_token_ids if request.prompt_token_ids is not None else chunk.prompt_token_ids
-    if model.strict_vllm and model.formats is not None and prompt_ids is None:
-        raise BadRequest("prompt_token_ids is required when an output format is configured.", param="prompt_token_ids")
-    options = _options(model, request, prompt_ids)
-    identity = response_id(chunk.request_id)
-    streams = ChoiceStreams(
-        texts, options, chunk, state=request.stream_state, prompt_token_ids=request.prompt_token_ids
-    )
-    choices: list[ChatStreamChoice] = []
-    first = False
-    for choice, stream, delta in streams.push():
-        text = delta.text
-        role = None
-        if not stream.role_sent:
-            stream.role_sent = first = True
-            role = "assistant"
-            text = _echoed(asked) + text
-        choices.append(
-            ChatStreamChoice(
-                index=choice.index,
-                delta=delta_message(
-                    delta,
-                    options,
-                    _ids(options, identity, choice.index),
-                    role=role,
-                    text=text,
-                    field=model.reasoning_field,
-                ),
-                logprobs=_logprobs(choice, stream, delta, options),
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-                token_ids=delta.shown(delta.token_ids) if options.return_token_ids else None,
+class ChatStreamDerenderer:
+    """Derenders one chat stream: `push` a chunk of the engine's, get a chunk of the API's.
+
+    `snapshot` is the small state from which any replica goes on (`context.stream_state`). Not safe for threads.
+    """
+
+    def __init__(self, texts: TokenTexts, context: ChatStreamContext) -> None:
+        """What the context says is checked with the first chunk."""
+        self._texts = texts
+        self._context = context
+        self._options: DerenderOptions | None = None
+        self._streams: ChoiceStreams | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended a choice in the last chunk: the engine's request should be aborted."""
+        return self._streams is not None and self._streams.stopped
+
+    @property
+    def finished(self) -> bool:
+        """Whether stop strings ended every choice: what the engine still sends is of no use."""
+        asked = self._context.chat_request
+        return self._streams is not None and self._streams.finished((asked.n if asked is not None else 1) or 1)
+
+    def _open(self, chunk: GenerateChunk) -> tuple[DerenderOptions, ChoiceStreams]:
+        """The streams, made with the first chunk: it may bring the prompt's ids."""
+        if self._options is None or self._streams is None:
+            model, context = self._texts.model, self._context
+            prompt_ids = context.prompt_token_ids if context.prompt_token_ids is not None else chunk.prompt_token_ids
+            if model.strict_vllm and model.formats is not None and prompt_ids is None:
+                raise BadRequest(
+                    "prompt_token_ids is required when an output format is configured.", param="prompt_token_ids"
+                )
+            self._options = _options(model, context, prompt_ids)
+            self._streams = ChoiceStreams(
+                self._texts, self._options, state=context.stream_state, continues=bool(prompt_ids)
             )
-        )
-    return DerenderedChatChunk(
-        chunk=ChatCompletionChunk(
+        return self._options, self._streams
+
+    def push(self, chunk: GenerateChunk) -> ChatCompletionChunk:
+        """The next chunk. Raises `BadRequest`, `BadState`."""
+        model, context = self._texts.model, self._context
+        options, streams = self._open(chunk)
+        identity = response_id(chunk.request_id)
+        choices: list[ChatStreamChoice] = []
+        first = False
+        for choice, stream, delta in streams.push(chunk, prompt_token_ids=context.prompt_token_ids):
+            text = delta.text
+            role = None
+            if not stream.role_sent:
+                stream.role_sent = first = True
+                role = "assistant"
+                text = _echoed(context.chat_request) + text
+            ids = _ids(options, identity, choice.index)
+            choices.append(
+                ChatStreamChoice(
+                    index=choice.index,
+                    delta=delta_message(delta, options, ids, role=role, text=text, field=model.reasoning_field),
+                    logprobs=_logprobs(choice, stream, delta, options),
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                    token_ids=delta.shown(delta.token_ids) if options.return_token_ids else None,
+                )
+            )
+        usage = stream_usage(context.prompt_tokens, chunk.usage)
+        if usage is not None and options.reading is not None:
+            usage = with_reasoning(usage, streams.reasoned)
+        return ChatCompletionChunk(
             id=identity,
             created=int(time.time()),
-            model=request.model or model.name,
+            model=context.model or model.name,
             choices=choices,
-            usage=_stream_usage(request, options, streams.reasoned),
+            usage=usage,
             prompt_token_ids=chunk.prompt_token_ids if first and options.return_token_ids else None,
             metrics=chunk.metrics,
-        ),
-        stream_state=streams.state(),
-        stopped=True if streams.stopped else UNSET,
+        )
+
+    def snapshot(self) -> Any:
+        """The state after the last chunk, JSON-safe; null before the first."""
+        return self._streams.state() if self._streams is not None else self._context.stream_state
+
+
+def derender_chat_chunk(texts: TokenTexts, request: DerenderChatStreamRequest) -> DerenderedChatChunk:
+    """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
+    context = ChatStreamContext(
+        model=request.model,
+        stream_state=request.stream_state,
+        prompt_tokens=request.prompt_tokens,
+        prompt_token_ids=request.prompt_token_ids,
+        chat_request=request.chat_request,
+        parse_context=request.parse_context,
+        reasoning_ended=request.reasoning_ended,
     )
-
-
-def _stream_usage(request: DerenderChatStreamRequest, options: DerenderOptions, reasoned: int) -> Usage | None:
-    usage = stream_usage(request.prompt_tokens, request.generate_chunk.usage)
-    return usage if usage is None or options.reading is None else with_reasoning(usage, reasoned)
+    stream = ChatStreamDerenderer(texts, context)
+    chunk = stream.push(request.generate_chunk)
+    return DerenderedChatChunk(chunk=chunk, stream_state=stream.snapshot(), stopped=True if stream.stopped else UNSET)
 
 
 def _echoed(asked: ChatCompletionRequest | None) -> str:

@@ -27,12 +27,13 @@ from derender.protocol.completions import (
     CompletionStreamChoice,
 )
 from derender.protocol.derender import (
+    CompletionStreamContext,
     DerenderCompletionRequest,
     DerenderCompletionStreamRequest,
     DerenderedCompletionChunk,
 )
 from derender.protocol.errors import BadRequest
-from derender.protocol.generate import GenerateChoice, GenerateResponse, GenerateStreamChoice
+from derender.protocol.generate import GenerateChoice, GenerateChunk, GenerateResponse, GenerateStreamChoice
 
 _log = logging.getLogger("derender")
 _warned: set[str] = set()
@@ -164,45 +165,83 @@ def _common(responses: Sequence[GenerateResponse], name: str) -> Any:
     return None
 
 
-def derender_completion_chunk(texts: TokenTexts, request: DerenderCompletionStreamRequest) -> DerenderedCompletionChunk:
-    """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
-    model, chunk, asked = texts.model, request.generate_chunk, request.completion_request
-    check_prompt_ids(model, request.prompt_token_ids)
-    options = derender_options(asked, eos_token_ids=model.eos_token_ids)
-    streams = ChoiceStreams(
-        texts, options, chunk, state=request.stream_state, prompt_token_ids=request.prompt_token_ids
-    )
-    prompt_ids = request.prompt_token_ids if request.prompt_token_ids is not None else chunk.prompt_token_ids
-    choices: list[CompletionStreamChoice] = []
-    for choice, stream, delta in streams.push():
-        text = delta.text
-        first = not (stream.role_sent or streams.resumed)
-        stream.role_sent = True
-        prompt = None
-        if first:
-            prompt = _Prompt(texts, asked, number=0, ids=prompt_ids, logprobs=None)
-            stream.logprobs.offset = prompt.length
+class CompletionStreamDerenderer:
+    """Derenders one completions stream; as `ChatStreamDerenderer`."""
+
+    def __init__(self, texts: TokenTexts, context: CompletionStreamContext) -> None:
+        """What the context says is checked with the first chunk."""
+        self._texts = texts
+        self._context = context
+        self._options = derender_options(context.completion_request, eos_token_ids=texts.model.eos_token_ids)
+        self._prompt_ids = context.prompt_token_ids
+        self._streams: ChoiceStreams | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended a choice in the last chunk: the engine's request should be aborted."""
+        return self._streams is not None and self._streams.stopped
+
+    @property
+    def finished(self) -> bool:
+        """Whether stop strings ended every choice: what the engine still sends is of no use."""
+        asked = self._context.completion_request
+        return self._streams is not None and self._streams.finished((asked.n if asked is not None else 1) or 1)
+
+    def push(self, chunk: GenerateChunk) -> CompletionChunk:
+        """The next chunk. Raises `BadRequest`, `BadState`."""
+        texts, context, options = self._texts, self._context, self._options
+        asked = context.completion_request
+        if self._prompt_ids is None:
+            self._prompt_ids = chunk.prompt_token_ids
+        if self._streams is None:
+            check_prompt_ids(texts.model, context.prompt_token_ids)
+            self._streams = ChoiceStreams(texts, options, state=context.stream_state, continues=bool(self._prompt_ids))
+        streams, prompt_ids = self._streams, self._prompt_ids
         only = asked is not None and bool(asked.echo) and asked.max_tokens == 0
-        choices.append(
-            CompletionStreamChoice(
-                index=choice.index,
-                text=(prompt.text if prompt else "") + ("" if only else text),
-                logprobs=None if only else _logprobs(texts, choice, stream, delta, options),
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-                prompt_token_ids=list(prompt_ids) if first and options.return_token_ids and prompt_ids else None,
-                token_ids=list(delta.token_ids) if options.return_token_ids and not only else None,
+        choices: list[CompletionStreamChoice] = []
+        for choice, stream, delta in streams.push(chunk, prompt_token_ids=context.prompt_token_ids):
+            first = not (stream.role_sent or streams.resumed)
+            stream.role_sent = True
+            prompt = None
+            if first:
+                prompt = _Prompt(texts, asked, number=0, ids=prompt_ids, logprobs=None)
+                stream.logprobs.offset = prompt.length
+            choices.append(
+                CompletionStreamChoice(
+                    index=choice.index,
+                    text=(prompt.text if prompt else "") + ("" if only else delta.text),
+                    logprobs=None if only else _logprobs(texts, choice, stream, delta, options),
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                    prompt_token_ids=list(prompt_ids) if first and options.return_token_ids and prompt_ids else None,
+                    token_ids=list(delta.token_ids) if options.return_token_ids and not only else None,
+                )
             )
-        )
-    return DerenderedCompletionChunk(
-        chunk=CompletionChunk(
+        return CompletionChunk(
             id=response_id(chunk.request_id),
             created=int(time.time()),
-            model=request.model or model.name,
+            model=context.model or texts.model.name,
             choices=choices,
-            usage=stream_usage(request.prompt_tokens, chunk.usage),
+            usage=stream_usage(context.prompt_tokens, chunk.usage),
             metrics=chunk.metrics,
-        ),
-        stream_state=streams.state(),
-        stopped=True if streams.stopped else UNSET,
+        )
+
+    def snapshot(self) -> Any:
+        """The state after the last chunk, JSON-safe; null before the first."""
+        return self._streams.state() if self._streams is not None else self._context.stream_state
+
+
+def derender_completion_chunk(texts: TokenTexts, request: DerenderCompletionStreamRequest) -> DerenderedCompletionChunk:
+    """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
+    context = CompletionStreamContext(
+        model=request.model,
+        stream_state=request.stream_state,
+        prompt_tokens=request.prompt_tokens,
+        prompt_token_ids=request.prompt_token_ids,
+        completion_request=request.completion_request,
+    )
+    stream = CompletionStreamDerenderer(texts, context)
+    chunk = stream.push(request.generate_chunk)
+    return DerenderedCompletionChunk(
+        chunk=chunk, stream_state=stream.snapshot(), stopped=True if stream.stopped else UNSET
     )

@@ -15,40 +15,36 @@ from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
 
 
 class ChoiceStreams:
-    """The choices of one stream. Raises `BadRequest` and `BadState` while it is made."""
+    """The choices of one stream, from its start or from a state. Raises `BadState` while it is made."""
 
-    def __init__(
-        self,
-        texts: TokenTexts,
-        options: DerenderOptions,
-        chunk: GenerateChunk,
-        *,
-        state: Any,
-        prompt_token_ids: Sequence[int] | None,
-    ) -> None:
+    def __init__(self, texts: TokenTexts, options: DerenderOptions, *, state: Any, continues: bool) -> None:
         self._texts = texts
         self._options = options
-        self._chunk = chunk
-        model = texts.model
-        decoded = decode_state(state, tokenizer=model.tokenizer, options=options)
+        self._continues = continues
+        decoded = decode_state(state, tokenizer=texts.model.tokenizer, options=options)
         self._vllm = decoded if isinstance(decoded, VllmStreamState) else None
         self._states = decoded.choices if isinstance(decoded, StreamState) else {}
-        before = max((s.count for s in self._states.values()), default=0)
-        if self._vllm is not None:
-            before = len(self._vllm.output_token_ids)
-            if len({choice.index for choice in chunk.choices}) > 1:
-                raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
-        check_stream(model, chunk.choices, prompt=prompt_token_ids, before=before)
-        prompt = prompt_token_ids if prompt_token_ids is not None else chunk.prompt_token_ids
-        self._continues = bool(prompt)
         self.resumed = self._vllm is not None
         """Whether the state is vLLM's, which does not tell a completions stream's first chunk."""
         self.moved: dict[int, ChoiceStream] = {}
         self.stopped = False
+        """Whether a stop string ended a choice in the last chunk."""
 
-    def push(self) -> Iterator[tuple[GenerateStreamChoice, ChoiceStream, ChoiceDelta]]:
-        """Push the chunk's choices in their order; those of choices that had ended are passed over."""
-        for position, choice in enumerate(self._chunk.choices):
+    def push(
+        self, chunk: GenerateChunk, *, prompt_token_ids: Sequence[int] | None
+    ) -> Iterator[tuple[GenerateStreamChoice, ChoiceStream, ChoiceDelta]]:
+        """Push a chunk's choices in their order; those of choices that had ended are passed over.
+
+        Raises `BadRequest` for a chunk that the model cannot have given.
+        """
+        before = max((*(s.count for s in self._states.values()), *(s.count for s in self.moved.values())), default=0)
+        if self._vllm is not None:
+            before = max(before, len(self._vllm.output_token_ids))
+            if len({choice.index for choice in chunk.choices} | self.moved.keys()) > 1:
+                raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
+        check_stream(self._texts.model, chunk.choices, prompt=prompt_token_ids, before=before)
+        self.stopped = False
+        for position, choice in enumerate(chunk.choices):
             stream = self.moved.get(choice.index) or self._open(choice.index)
             self.moved[choice.index] = stream
             content = choice.logprobs.content if choice.logprobs is not None else None
@@ -89,6 +85,10 @@ class ChoiceStreams:
         stream.logprobs.offset = old.logprob_text_offset
         stream.role_sent = old.role_sent
         return stream
+
+    def finished(self, choices: int) -> bool:
+        """Whether stop strings ended so many choices that nothing can follow but what the engine should not do."""
+        return self.stopped and len(self.moved) >= choices and all(stream.ended for stream in self.moved.values())
 
     @property
     def reasoned(self) -> int:

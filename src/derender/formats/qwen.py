@@ -21,13 +21,14 @@ QWEN3_CODER = OutputFormat(
         Calls(
             section=tags("<tool_call>", "</tool_call>"),
             call=tags("<function=", "</function>"),
-            header=r"(?P<name>[^>\n<]*)(?:>|(?=«</function>»))",
+            header=r"(?P<name>[^<>\n\ud800-\udfff]{0,256})(?:>|(?=«</function>»))",
             bare=True,
             strip=True,
             body=Parameters(
-                open=r"<\s*parameter\s*=(?P<key>[^>]*)>",
+                open="<parameter=",
+                key=r"(?P<key>[^<>\n\ud800-\udfff]{0,256})>",
                 close="</parameter>",
-                until=("<parameter=", "</function>"),
+                unclosed=True,
                 newline=True,
             ),
             structural_tag="qwen_3_coder",

@@ -83,23 +83,21 @@ class JsonMembers(Table, frozen=True, kw_only=True):
     """A call is a JSON object with a name member and an arguments member, in any order; other members are skipped.
 
     The arguments are the model's own characters from the opening to the matching bracket. `name` None: the object's
-    only key is the name and its value the arguments. `array`: a JSON array of such objects, one call each.
+    only key is the name and its value the arguments. `array`: a JSON array of such objects, one call each. `no_call`:
+    names by which the model says that it calls nothing.
     """
 
     name: str | None = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     id: str | None = None
     array: bool = False
+    no_call: tuple[str, ...] = ()
 
 
 class JsonValue(Table, frozen=True, kw_only=True):
-    """The call's body is the arguments, one JSON value: the model's own characters. `fence`: what stands around it.
-
-    `text`: a body that does not begin with a bracket is passed on as it is, up to the call's end.
-    """
+    """The call's body is the arguments, one JSON value: the model's own characters. `fence`: what stands around it."""
 
     fence: tuple[str, str] = ("", "")
-    text: bool = False
 
 
 class Typing(Enum):
@@ -112,18 +110,29 @@ class Typing(Enum):
     """The opener's group `string` says true (text) or false (JSON); the group `type` names a type."""
 
 
+ATTRIBUTE = r"""["']?(?P<key>[^"'<>\n]{0,256})["']?\s{0,8}>"""
+"""A parameter's key in an attribute, up to the tag's end; quotes of either kind or none."""
+
+
 class Parameters(Table, frozen=True, kw_only=True):
     """The body is a list of parameters, each an opener with its key, a value, and a closer.
 
-    `open`: pattern with the group `key`. `close`: the value's closer; `until`: what ends a value whose closer is
-    missing. `newline`: one newline at each end of a value is framing. `trim`: white space at both ends is.
+    `open`: what stands before a key; blanks after its first `<`, around `=` and where it has some may be any or none.
+    `key`: the pattern from there to the value, with the group `key`. `close`: the value's closer; it counts where only
+    another parameter or the call's real end follows. `unclosed`: a value whose closer is missing ends at the opener of
+    another parameter that the tool has. `newline`: one newline at each end of a value is framing. `trim`: white space
+    at both ends is. `xml`: entities stand for characters, and CDATA sections are text as it is. `wrappers`: keys under
+    which a model may put all arguments as one object.
     """
 
     open: str
+    key: str = ATTRIBUTE
     close: str
-    until: tuple[str, ...] = ()
+    unclosed: bool = False
     newline: bool = False
     trim: bool = False
+    xml: bool = False
+    wrappers: tuple[str, ...] = ()
     typing: Typing = Typing.SCHEMA
 
 
@@ -155,7 +164,8 @@ class Calls(Table, frozen=True, kw_only=True):
     body). `header`: pattern with the group `name` (and `id`) between opener and body. `many`: several headers may
     follow each other in one call wrapper. `bare`: calls are also recognised without their section. `strip`: white
     space between content and a call is framing. `start_only`: a call can only begin where nothing was said yet.
-    `named`: the call's name is the one that the request demands.
+    `named`: the call's name is the one that the request demands. `separators`: characters that stand between two calls
+    and belong to nothing.
     """
 
     body: Body
@@ -167,6 +177,7 @@ class Calls(Table, frozen=True, kw_only=True):
     strip: bool = False
     start_only: bool = False
     named: bool = False
+    separators: str = ""
     ids: Literal["made", "kimi", "mistral", "native"] = "made"
     structural_tag: str | None = None
 
@@ -199,14 +210,17 @@ class Messages(Table, frozen=True, kw_only=True):
 
 
 class OutputFormat(Table, frozen=True, kw_only=True):
-    """One family. `answer`: markers around the visible answer, dropped. `end_of_turn`: tokens that end the output and
-    never are text. `calls`: the ways in which calls are written, all of them understood. `messages`: for a format
-    whose regions are told apart by headers."""
+    """One family. `answer`: markers around the visible answer, dropped, and with them white space outside of them.
+    `citations`: markers around a part of the answer that has a source, dropped; the closer goes on up to a `>`.
+    `end_of_turn`: tokens that end the output and never are text. `calls`: the ways in which calls are written, all of
+    them understood; of several with one opener, the next is tried where one does not read what follows. `messages`:
+    for a format whose regions are told apart by headers."""
 
     name: str
     reasoning: Reasoning | None = None
     calls: tuple[Calls, ...] = ()
     messages: Messages | None = None
     answer: Tags | None = None
+    citations: Tags | None = None
     end_of_turn: tuple[str, ...] = ()
     turn_starts: tuple[str, ...] = ()

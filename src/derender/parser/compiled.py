@@ -20,14 +20,17 @@ from derender.formats.table import (
     Tags,
 )
 from derender.parser.coerce import ToolSchemas
+from derender.parser.json_scan import enders
 from derender.parser.marks import Marks, Partial
 from derender.parser.members import MembersReader
 from derender.parser.parameters import ParametersReader
 from derender.parser.reader import Reader
+from derender.parser.structure import Frame, Structure
 from derender.parser.value import ValueReader
 from derender.tokenizer import Tokenizer
 
 _IN_PATTERN = re.compile("«(.*?)»", re.DOTALL)
+_BLANK = " \t\r\n\f\v"
 
 
 class Search:
@@ -80,31 +83,48 @@ class Grammar:
             body = table.body
             self.call_open = ("[",) if isinstance(body, JsonMembers) and body.array else ("{",)
         self.bare_body = table.call is None
+        self.unmarked = table.call is None and table.section is None
         self.header = re.compile(marks.pattern(table.header), re.DOTALL) if table.header else None
         self.ends = ends
         self.closers = (*self.call_close, *self.section_close, *ends)
         self.body_closers = self.closers if self.closers else ()
-        body_close = (marks.literal(table.body.close),) if isinstance(table.body, Parameters) else ()
+        self.structure: Structure | None = None
+        body_close: tuple[str, ...] = ()
+        if isinstance(table.body, Parameters):
+            frame = Frame(self.call_open, self.call_close, self.section_open, self.section_close, ends)
+            self.structure = Structure(table.body, marks, frame)
+            body_close = (self.structure.close,)
         self.strays = (*self.call_close, *body_close)
         """Closers that mean nothing outside a call."""
+        self.enders = enders((*self.closers, *self.section_open, *(() if self.bare_body else self.call_open)))
+        """What ends a call wherever it stands outside a string: closers, and openers of the next."""
         self.in_section = Search(
             [
                 *((literal, "call") for literal in self.call_open),
                 *((literal, "close") for literal in self.section_close),
-                *((literal, "drop") for literal in self.strays),
+                *((literal, "drop") for literal in (*self.strays, *self.section_open)),
                 *((literal, "end") for literal in ends),
             ]
         )
 
-    def reader(self, marks: Marks, schemas: ToolSchemas, *, tool: str) -> Reader:
-        """A reader for the body of one call."""
+        self.junk = Search(
+            [
+                *((literal, "close") for literal in self.closers),
+                *((literal, "section") for literal in self.section_open),
+                *((literal, "call") for literal in self.call_open),
+            ]
+        )
+        """In a wrapper that holds no call."""
+
+    def reader(self, marks: Marks, schemas: ToolSchemas, *, tool: str, sectioned: bool = False) -> Reader:
+        """A reader for the body of one call. `sectioned`: the call stands in a section, which has its own closer."""
         body = self.table.body
         if isinstance(body, JsonMembers):
-            return MembersReader(body, marks, self.closers)
+            return MembersReader(body, marks, self.enders.literals, unmarked=self.unmarked)
         if isinstance(body, JsonValue):
-            return ValueReader(body, marks, self.closers)
-        if isinstance(body, Parameters):
-            return ParametersReader(body, marks, self.closers, schemas, tool=tool)
+            return ValueReader(body, marks, self.enders.literals)
+        if self.structure is not None:
+            return ParametersReader(self.structure, marks, self.closers, schemas, tool=tool, sectioned=sectioned)
         raise NotImplementedError(type(body).__name__)
 
 
@@ -118,6 +138,14 @@ class CompiledFormat:
         """For a format of messages."""
         ends = self.chain.ends if self.chain is not None else []
         self.grammars = [Grammar(calls, self.marks, tuple(text for text, _ in ends)) for calls in table.calls]
+        self.others: dict[tuple[int, str], int] = {}
+        """Grammar and opener → the grammar that reads what the one refuses: the next one with the same opener."""
+        for n, grammar in enumerate(self.grammars):
+            for opener in () if grammar.section_open and not grammar.table.bare else grammar.call_open:
+                for other in range(n + 1, len(self.grammars)):
+                    if opener in self.grammars[other].call_open:
+                        self.others[n, opener] = other
+                        break
         reasoning = table.reasoning
         opens = _literals(reasoning.tags if reasoning else None, self.marks, "open")
         closes = _literals(reasoning.tags if reasoning else None, self.marks, "close")
@@ -132,8 +160,13 @@ class CompiledFormat:
         ]
         guided = [pair for pair in calls if self.grammars[int(pair[1].split()[1])].table.start_only]
         answer = [
-            (literal, "drop") for side in ("open", "close") for literal in _literals(table.answer, self.marks, side)
+            *((literal, "answer") for literal in _literals(table.answer, self.marks, "open")),
+            *((literal, "answered") for literal in _literals(table.answer, self.marks, "close")),
+            *((literal, "drop") for literal in _literals(table.citations, self.marks, "open")),
+            *((literal, "cited") for literal in _literals(table.citations, self.marks, "close")),
         ]
+        self.between = "".join((_BLANK, *(grammar.table.separators for grammar in self.grammars)))
+        """What may stand between two calls and is no text."""
         duplicates = reasoning.duplicates if reasoning else Reopen.LITERAL
         strays = [
             (text, "drop")
@@ -167,6 +200,8 @@ class CompiledFormat:
         """In content before anything visible: the model may open reasoning by itself."""
         self.opening_without_calls = Search([pair for pair in self.opening.kinds.items() if pair not in calls])
         self.reasoning = Search(in_reasoning)
+        self.reasoning_begins = Search([*in_reasoning, *((literal, "drop") for literal in opens)])
+        """In reasoning before anything else: the model may open it once more."""
         self.bare_starts = [n for n, g in enumerate(self.grammars) if g.bare_body and g.table.start_only]
         """Grammars that only a guided engine writes, from the first character on."""
 
@@ -196,9 +231,11 @@ def _all_literals(table: OutputFormat) -> Iterator[str]:
             (Tags, Calls, JsonValue, Parameters, KeyValues, NestedElements, JsonMembers, PythonCall, Messages, Message),
         ):
             for name in value.__struct_fields__:
-                if name not in ("name", "ids", "structural_tag", "region"):
+                if name in ("header", "key"):  # patterns: only what they mark is a literal
+                    yield from _IN_PATTERN.findall(getattr(value, name) or "")
+                elif name not in ("name", "ids", "structural_tag", "region", "separators", "no_call"):
                     yield from walk(getattr(value, name))
 
     reasoning = table.reasoning.tags if table.reasoning else None
-    for part in (reasoning, table.answer, *table.calls, table.messages, table.turn_starts):
+    for part in (reasoning, table.answer, table.citations, *table.calls, table.messages, table.turn_starts):
         yield from walk(part)

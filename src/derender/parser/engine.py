@@ -6,6 +6,7 @@ holds back only what may still change, takes linear time, and its state goes int
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 from derender.parser.coerce import ToolSchemas
 from derender.parser.compiled import CompiledFormat, Grammar, Search
 from derender.parser.events import ContentText, Event, ReasoningText
-from derender.parser.marks import Lexer, pack, unpack
+from derender.parser.marks import MARK, Lexer, pack, unpack
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
 
 HEADER = "header:"
 _LONGEST_HEADER = 4096
+_LONGEST_CITATION = 256
 _PLACES = frozenset(("content", "reasoning", "section", "header", "body", "close", "junk", "message", "skipped"))
 
 
@@ -60,12 +62,15 @@ class FormatParser:
         self._grammar = -1
         self._sectioned = False  # whether the call in work stands in a section
         self._region = "content"  # the region that a call which proves to be none falls back to
+        self._opener = ""  # of the call in work, as long as it may still be another way of writing calls
+        self._again = ""  # what has to be read again, before the rest of the text
         self._reader: Reader | None = None
         self._text = ""  # what was not taken yet
         self._raw = ""  # what the model wrote of a call that may still prove to be none
         self._space = ""  # white space that is held back
         self._said = False  # whether the region has anything but white space
         self._content = False  # whether there was any content at all
+        self._answer = False  # whether the markers of an answer were opened
         self._calls = compiled.chain is None  # whether the format's own calls may stand in this content
         self._ends: list[int] = []  # where in `_text` the tokens of this push end
         self.regions: list[bool] = []
@@ -104,9 +109,11 @@ class FormatParser:
             self._sectioned,
             pack(self._text),
             pack(self._raw),
+            pack(self._opener),
             self._space,
             self._said,
             self._content,
+            self._answer,
             self._calls,
             pack(self._sink.state()),
             pack(self._reader.state()) if self._reader is not None else None,
@@ -118,8 +125,8 @@ class FormatParser:
     def restore(self, state: Any) -> None:
         """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
         try:
-            where, region, grammar, sectioned, text, raw, space, said, content, *more = state
-            calls, sink, reader, tool, strip, pending = more
+            where, region, grammar, sectioned, text, raw, opener, space, said, content, *more = state
+            answer, calls, sink, reader, tool, strip, pending = more
             if where not in _PLACES or not -1 <= grammar < len(self._compiled.grammars):
                 raise ValueError("no such place")
             if where in ("message", "skipped") and self._compiled.chain is None:
@@ -128,7 +135,9 @@ class FormatParser:
                 raise ValueError("no such region")
             self._where, self._region, self._grammar, self._sectioned = where, region, grammar, bool(sectioned)
             self._text, self._raw, self._space = str(unpack(text)), str(unpack(raw)), str(space)
+            self._opener = str(unpack(opener))
             self._said, self._content, self._calls = bool(said), bool(content), bool(calls)
+            self._answer = bool(answer)
             self._sink.restore(unpack(sink))
             if reader is not None:
                 if grammar < 0:
@@ -160,7 +169,10 @@ class FormatParser:
             before = at, self._where
             at = getattr(self, f"_in_{self._where}")(text, at, end)
             self._settle(at, reasoning=before[1] == "reasoning")
-            if (at, self._where) == before or at >= len(text):
+            if self._again:
+                self._ends = [one - at + len(self._again) for one in self._ends]
+                text, at, self._again = self._again + text[at:], 0, ""
+            elif (at, self._where) == before or at >= len(text):
                 break
         if end:
             self._end(text[at:])
@@ -232,20 +244,44 @@ class FormatParser:
             return found.end()
         if name == "drop":
             return found.end()
+        if name in ("answer", "answered"):
+            self._mark_answer(found[0], opens=name == "answer")
+            return found.end()
+        if name == "cited":
+            return self._skip_citation(text, found, end)
         if name in ("message", "inner"):
             self._leave_content("message")
             return self._next_message(found.end() if name == "message" else found.start())
         self._leave_content("reason" if name == "reason" else "call")
         if name == "reason":
-            self._where, self._said = "reasoning", False
+            self._where, self._said, self._prefix = "reasoning", False, self._has_prefix
         else:
             self._enter(name, int(number), found[0])
             if name == "call" and self._compiled.grammars[int(number)].bare_body:
                 return found.start()
         return found.end()
 
+    def _mark_answer(self, marker: str, *, opens: bool) -> None:
+        """A marker of the answer was met; one that is written in letters is text where it means nothing."""
+        if (self._said if opens else not self._answer) and MARK.sub("", marker):
+            self._say(marker)
+            return
+        if not opens:
+            self._leave_content("answer")
+        self._space, self._answer = "", opens
+
+    def _skip_citation(self, text: str, found: re.Match[str], end: bool) -> int:
+        """Pass over the end of a citation; the place behind it."""
+        stop = text.find(">", found.end(), found.end() + _LONGEST_CITATION)
+        if stop >= 0:
+            return stop + 1
+        if not end and len(text) - found.end() < _LONGEST_CITATION:
+            return found.start()
+        self._say(found[0])
+        return found.end()
+
     def _in_reasoning(self, text: str, at: int, end: bool) -> int:
-        search = self._compiled.reasoning
+        search = self._compiled.reasoning if self._said else self._compiled.reasoning_begins
         if not self._said and self._compiled.bare_starts and self._options.calls:
             begin = len(text) - len(text[at:].lstrip())
             for guided in self._compiled.bare_starts:
@@ -334,7 +370,7 @@ class FormatParser:
         text = self._space + text
         self._space = ""
         if not self._said:
-            if not text.strip():
+            if not text.strip(self._compiled.between if self._sink.index else None):
                 self._space = text
                 return
             self._said = self._content = True
@@ -350,7 +386,10 @@ class FormatParser:
     def _leave_content(self, why: str) -> None:
         space, said = self._space, self._said
         self._space, self._said = "", False
-        framing = self._options.trim or why != "end" or (not said and bool(self._sink.index))
+        if why == "call":
+            self._raw = space
+        framing = self._options.trim or why not in ("end", "answer")
+        framing = framing or (not said and (why == "answer" or self._content or bool(self._sink.index)))
         if space and not framing:
             self._events.append(ContentText(self._marks.show(space, special=self._options.show_special)))
 
@@ -388,6 +427,7 @@ class FormatParser:
             self._where, self._sectioned, self._raw = "section", True, marker
             return
         self._sectioned = False
+        self._opener = marker or grammar.call_open[0]
         self._begin("" if grammar.bare_body else marker)
 
     def _now(self) -> Grammar:
@@ -402,7 +442,9 @@ class FormatParser:
         if grammar.header is not None:
             self._where, self._reader = "header", None
         else:
-            self._where, self._reader = "body", grammar.reader(self._marks, self._schemas, tool="")
+            self._where, self._reader = "body", grammar.reader(
+                self._marks, self._schemas, tool="", sectioned=self._sectioned
+            )
 
     def _in_section(self, text: str, at: int, end: bool) -> int:
         grammar = self._now()
@@ -432,22 +474,28 @@ class FormatParser:
     def _in_header(self, text: str, at: int, end: bool) -> int:
         grammar = self._now()
         assert grammar.header is not None
-        found = grammar.header.match(text, at)
+        closer = grammar.enders.pattern.search(text, at, at + _LONGEST_HEADER)
+        found = grammar.header.match(text, at, closer.end() if closer is not None else at + _LONGEST_HEADER)
         if found is not None:
             groups = found.groupdict()
             name = self._marks.spell(groups["name"]).strip()
             if name:
                 self._raw = self._raw + found[0] if self._options.complete else ""
+                self._opener = ""
                 self._sink.begin(name, id=groups.get("id"))
-                self._where, self._reader = "body", grammar.reader(self._marks, self._schemas, tool=name)
+                self._where, self._reader = (
+                    "body",
+                    grammar.reader(self._marks, self._schemas, tool=name, sectioned=self._sectioned),
+                )
                 return found.end()
-        elif len(text) - at < _LONGEST_HEADER and not any(closer in text[at:] for closer in grammar.closers):
+        elif len(text) - at < _LONGEST_HEADER and closer is None:
             return at
         return self._fail(text, at, at)
 
     def _in_body(self, text: str, at: int, end: bool) -> int:
         reader, sink = self._reader, self._sink
         assert reader is not None
+        reader.over = end
         to = reader.feed(text, at, sink)
         if sink.name is None or self._options.complete:
             self._raw += text[at:to]
@@ -457,28 +505,48 @@ class FormatParser:
             return self._fail(text, to, to)
         if reader.ended:
             reader.ended = False
-            sink.end(self._marks.spell(self._raw))
+            self._opener = ""
+            if not sink.end():
+                return self._fail(text, to, to)
             self._raw = ""
         if reader.status != "open":
             self._where = "close"
         return to
 
     def _fail(self, text: str, at: int, to: int) -> int:
-        """What was read is no call: it is content, and so is the rest up to the wrapper's end."""
+        """What was read is no call: another way of writing calls may read it, else it is content.
+
+        In a wrapper with an end, the rest up to that is content too.
+        """
         self._sink.drop()
+        other = self._compiled.others.get((self._grammar, self._opener))
+        if other is not None and not (self._compiled.grammars[other].table.start_only and self._content):
+            return self._begin_again(other, self._raw + text[at:to], to)
         if self._region == "reasoning":
             self._think(self._marks.spell(self._raw + text[at:to]))
         else:
             self._verbatim(self._raw + text[at:to])
         self._raw = ""
         self._reader = None
-        self._where = self._region if self._now().bare_body else "junk"
+        self._where = "junk" if self._now().closers and not self._now().bare_body else self._region
+        return to
+
+    def _begin_again(self, number: int, raw: str, to: int) -> int:
+        """Read a call's body from its beginning by another grammar that has the same opener."""
+        self._grammar = number
+        body = raw.index(self._opener) + (0 if self._now().bare_body else len(self._opener))
+        self._raw, self._reader = raw[:body], None
+        self._begin("")
+        size = len(raw) - body
+        if size <= to:
+            return to - size
+        self._again = raw[body:]
         return to
 
     def _in_junk(self, text: str, at: int, end: bool) -> int:
         """Text up to the end of a wrapper that holds no call, or to the next opener."""
         grammar = self._now()
-        search = Search([*((c, "close") for c in grammar.closers), *grammar_openers(grammar)])
+        search = grammar.junk
         found = search.pattern.search(text, at)
         if found is None:
             stop = len(text) if end else len(text) - search.partial.held(text, at)
@@ -503,12 +571,17 @@ class FormatParser:
         grammar = self._now()
         fence = getattr(grammar.table.body, "fence", ("", ""))
         if self._sink.name is not None:  # the body broke off: what follows up to the closer belongs to nothing
-            found = Search((c, "close") for c in (*grammar.closers, *grammar.call_open)).pattern.search(text, at)
+            found = grammar.enders.pattern.search(text, at)
+            stop = found.start() if found is not None else len(text)
             if found is None and not end:
-                return len(text)
-            self._sink.end(self._marks.spell(self._raw))
-            self._raw = ""
-            at = found.start() if found is not None else len(text)
+                stop -= grammar.enders.partial.held(text, at)
+            if self._options.complete:
+                self._raw += text[at:stop]
+            if found is None and not end:
+                return stop
+            at = stop
+            if not self._sink.end():
+                return self._fail(text, at, at)
         else:
             rest = text[at:].lstrip(" \t\r\n}]")
             fence_close = fence[1].strip() if isinstance(fence, tuple) else ""
@@ -527,10 +600,3 @@ class FormatParser:
         self._where = "section" if self._sectioned else "content"
         return at
 
-
-def grammar_openers(grammar: Grammar) -> list[tuple[str, str]]:
-    """What begins a section or a call of a grammar."""
-    return [
-        *((literal, "section") for literal in grammar.section_open),
-        *((literal, "call") for literal in grammar.call_open),
-    ]

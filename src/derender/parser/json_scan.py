@@ -21,10 +21,10 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\
 class Enders:
     """The literals that end a call wherever they stand outside a string."""
 
-    __slots__ = ("_literals", "outside", "partial", "pattern", "scalar")
+    __slots__ = ("literals", "outside", "partial", "pattern", "scalar")
 
     def __init__(self, literals: tuple[str, ...]) -> None:
-        self._literals = literals
+        self.literals = literals
         ordered = [re.escape(text) for text in sorted(literals, key=len, reverse=True)]
         texts = [re.escape(text) for text in literals if len(text) > 1]
         self.pattern = re.compile("|".join(ordered) or "(?!)")
@@ -34,7 +34,7 @@ class Enders:
 
     def at(self, text: str, at: int) -> bool:
         """Whether one of them stands at a place."""
-        return text.startswith(self._literals, at)
+        return text.startswith(self.literals, at)
 
     def may(self, text: str, at: int) -> bool:
         """Whether the rest of the text is the beginning of one of them."""

@@ -2,53 +2,78 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from derender.formats.table import JsonMembers
-from derender.parser.json_scan import JsonScan
+from derender.parser.json_scan import JsonScan, JsonString, enders
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
 
-PHASES = frozenset(("open", "next", "member", "key", "colon", "value", "name", "id", "args", "text", "bare", "skip"))
+PHASES = frozenset(
+    (
+        "open", "next", "member", "key", "colon", "value", "name", "id", "args", "text", "inner", "plain", "bare",
+        "skip", "rest", "lost",
+    )
+)  # fmt: skip
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _SEPARATORS = re.compile(r"[ \t\r\n,;]*")
-_STRING_STOP = re.compile(r'["\\]')
+_BESIDE = frozenset(("type", "id"))
+_LONGEST_KEY = 4096
 
 
 class MembersReader(Reader):
     """Reads one object, or an array of them.
 
     `phase` is what comes next: "open", "next" (element of the array), "member", "key", "colon", "value", "name", "id",
-    "args", "text" (arguments in a string), "bare" (arguments that are no container), "skip".
+    "args", "text" (arguments in a string, of which only blanks were seen; "inner" where it holds an object and is
+    decoded, "plain" where not), "bare" (arguments that are no container), "skip" (a member that is none of these),
+    "rest" (broken arguments: all up to the call's closer), "lost" (broken elsewhere: nothing up to the closer).
+
+    `unmarked`: no marker announces the call, so that an object may as well be an answer. It is a call only when its
+    arguments begin behind its name and it has no foreign members before.
     """
 
-    __slots__ = ("_table", "before", "held", "key", "named", "phase", "scan")
+    __slots__ = (
+        "_enders", "_table", "_unmarked", "before", "count", "given", "held", "key", "listed", "name", "named",
+        "phase", "scan", "string",
+    )  # fmt: skip
 
-    def __init__(self, table: JsonMembers, marks: Marks, closers: tuple[str, ...]) -> None:
+    def __init__(
+        self, table: JsonMembers, marks: Marks, closers: tuple[str, ...], *, unmarked: bool = False
+    ) -> None:
         super().__init__(marks, closers)
         self._table = table
+        self._enders = enders(closers)
+        self._unmarked = unmarked
         self.phase = "open"
-        self.held = ""  # a string or scalar that is not whole yet
+        self.held = ""  # a key, name, id or scalar that is not whole yet
         self.key = ""
         self.before = ""  # arguments that came before the name
-        self.named = False
+        self.name = ""
+        self.named = False  # whether the call has begun
+        self.given = False  # whether its arguments were met
+        self.listed = False  # whether an array was opened
+        self.count = 0  # of calls in it
         self.scan = JsonScan(closers)
+        self.string = JsonString()
 
     def feed(self, text: str, at: int, sink: Sink) -> int:
         """Read on from `at`; the place up to which the text was taken."""
         size = len(text)
         while at < size and self.status == "open" and not self.ended:
+            before = at, self.phase
             at = getattr(self, f"_{self.phase}")(text, at, sink)
+            if (at, self.phase) == before:
+                break
         return at
 
     def _open(self, text: str, at: int, sink: Sink) -> int:
         at = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if at < len(text):
             if text[at] == "[" and self._table.array:
-                self.phase = "next"
+                self.phase, self.listed = "next", True
                 return at + 1
             return self._object(text, at)
         return at
@@ -57,76 +82,73 @@ class MembersReader(Reader):
         if text[at] != "{":
             self.status = "failed"
             return at
-        self.phase, self.named, self.before = "member", False, ""
+        self.phase, self.named, self.given, self.before, self.name, self.id = "member", False, False, "", "", None
         return at + 1
 
     def _next(self, text: str, at: int, sink: Sink) -> int:
         at = _SEPARATORS.match(text, at).end()  # type: ignore[union-attr]
-        if at < len(text):
-            if text[at] == "]":
-                self.status = "done"
-                return at + 1
-            if self.closes(text, at):
-                self.status = "done"
-                return at
-            return self._object(text, at)
-        return at
+        if at == len(text) or self._enders.may(text, at):
+            return at
+        if text[at] == "]":
+            self.status = "done" if self.count or not self._unmarked else "failed"
+            return at + 1
+        if self._enders.at(text, at):
+            self.status = "done"
+            return at
+        return self._object(text, at)
 
     def _member(self, text: str, at: int, sink: Sink) -> int:
         at = _SEPARATORS.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):
             return at
         if text[at] == '"':
-            self.phase, self.held = "key", ""
+            self._begin_string("key")
             return at + 1
         if text[at] == "}":
             if not self.named:
                 self.status = "failed"
-                return at + 1
-            self.ended = True
-            if self._table.array:
-                self.phase = "next"
             else:
-                self.status = "done"
+                self._end()
             return at + 1
-        self.status = "failed"
+        if self.named and self.given:  # its end is missing
+            if self._enders.may(text, at):
+                return at
+            self._end()
+        else:
+            self._break()
         return at
+
+    def _end(self) -> None:
+        self.ended = True
+        self.count += 1
+        if self.listed:
+            self.phase = "next"
+        else:
+            self.status = "done"
+
+    def _break(self) -> None:
+        """It does not go on as JSON: no call if there is no name yet, else one whose arguments never came."""
+        if self.named:
+            self.phase = "lost"
+        else:
+            self.status = "failed"
+
+    def _begin_string(self, phase: str) -> None:
+        self.phase, self.held, self.string = phase, "", JsonString()
 
     def _string(self, text: str, at: int) -> tuple[int, str | None]:
         """Collect a string behind its opening quote; its value once it is whole."""
-        while True:
-            found = _STRING_STOP.search(text, at)
-            if self.held.endswith("\\") and (len(self.held) - len(self.held.rstrip("\\"))) % 2:
-                self.held += text[at]
-                at += 1
-                if at >= len(text):
-                    return at, None
-                continue
-            if found is None:
-                self.held += text[at:]
-                return len(text), None
-            if found[0] == "\\":
-                self.held += text[at : found.end()]
-                at = found.end()
-                if at >= len(text):
-                    return at, None
-                continue
-            self.held += text[at : found.start()]
-            return found.end(), self._decoded(self.held)
-
-    def _decoded(self, body: str) -> str:
-        body = self.marks.spell(body)
-        try:
-            value = json.loads(f'"{body}"', strict=False)
-        except ValueError:
-            return body
-        return str(value)
+        at, piece = self.string.feed(text, at)
+        self.held += self.marks.spell(piece)
+        if len(self.held) > _LONGEST_KEY:
+            self._break()
+        return at, self.held if self.string.done else None
 
     def _key(self, text: str, at: int, sink: Sink) -> int:
         at, key = self._string(text, at)
-        if key is not None:
-            self.key, self.phase, self.held = key, "colon", ""
-            if self._table.name is None and not self.named:
+        if key is not None and self.status == "open" and self.phase == "key":
+            self.key, self.phase = key, "colon"
+            if self._table.name is None and not self.name:
                 self._name_known(key, sink)
         return at
 
@@ -134,7 +156,7 @@ class MembersReader(Reader):
         at = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if at < len(text):
             if text[at] != ":":
-                self.status = "failed"
+                self._break()
                 return at
             self.phase = "value"
             return at + 1
@@ -145,38 +167,54 @@ class MembersReader(Reader):
         if at == len(text):
             return at
         table, self.held = self._table, ""
-        if table.name is not None and self.key in (table.name, table.id) and text[at] == '"':
-            self.phase = "name" if self.key == table.name else "id"
-            return at + 1
         self.scan = JsonScan(self.closers)
-        if table.name is None or self.key in table.arguments:
+        if table.name is not None and self.key == table.name and text[at] == '"' and not self.name:
+            self._begin_string("name")
+            return at + 1
+        if table.id is not None and self.key == table.id and text[at] == '"' and self.id is None:
+            self._begin_string("id")
+            return at + 1
+        if not self.given and (self.key in table.arguments if table.name is not None else self.key == self.name):
+            if self._enders.may(text, at):
+                return at
+            self.given = True
+            if self._unmarked and self.name:
+                self._start(sink)
             if text[at] == '"':
-                self.phase = "text"
+                self._begin_string("text")
                 return at + 1
             self.phase = "args" if text[at] in "{[" else "bare"
+        elif self._unmarked and not self.named and self.key not in _BESIDE:
+            self.status = "failed"
         else:
             self.phase = "skip"
         return at
 
     def _name(self, text: str, at: int, sink: Sink) -> int:
         at, name = self._string(text, at)
-        if name is not None:
+        if name is not None and self.status == "open" and self.phase == "name":
             self.phase = "member"
-            if not name.strip():
-                self.status = "failed"
-            elif not self.named:
-                self._name_known(name, sink)
+            self._name_known(name, sink)
         return at
 
     def _id(self, text: str, at: int, sink: Sink) -> int:
         at, value = self._string(text, at)
-        if value is not None:
+        if value is not None and self.status == "open" and self.phase == "id":
             self.id, self.phase = value, "member"
         return at
 
     def _name_known(self, name: str, sink: Sink) -> None:
+        if not name.strip():
+            self.status = "failed"
+            return
+        self.name = name
+        if not self._unmarked or self.given:
+            self._start(sink)
+
+    def _start(self, sink: Sink) -> None:
+        """The call begins."""
         self.named = True
-        sink.begin(name, id=self.id)
+        sink.begin(self.name, id=self.id, silent=self.name in self._table.no_call)
         sink.arguments(self.before)
         self.before = ""
 
@@ -194,21 +232,68 @@ class MembersReader(Reader):
 
     def _after_value(self, at: int) -> int:
         if self.scan.broken:
-            self.status = "broken" if self.named else "failed"
+            if self.named and self.phase == "skip":
+                self.phase = "lost"
+            elif self.named:
+                self.phase = "rest"
+            else:
+                self.status = "failed"
         elif self.scan.done:
             self.phase = "member"
         return at
 
+    def _rest(self, text: str, at: int, sink: Sink) -> int:
+        end, over = self._enders.rest(text, at)
+        self._give(text[at:end], sink)
+        if over:
+            self.status, self.ended = "done", True
+        return end
+
+    def _lost(self, text: str, at: int, sink: Sink) -> int:
+        found = self._enders.pattern.search(text, at)
+        if found is None:
+            return len(text) - self._enders.partial.held(text, at)
+        self.status, self.ended = "done", True
+        return found.start()
+
     def _text(self, text: str, at: int, sink: Sink) -> int:
         """Arguments given as a JSON string: decoded once, if what comes out is an object."""
-        at, value = self._string(text, at)
-        if value is not None:
+        end, said = self.string.feed(text, at)
+        self.held += text[at:end]
+        if said.strip():
+            if said.lstrip().startswith("{"):
+                self.phase, self.held = "inner", ""
+                self._inner_said(said.lstrip(), sink)
+            else:
+                self.phase = "plain"
+                self._give('"' + self.held, sink)
+                self.held = ""
+        elif self.string.done:
+            self._give("{}", sink)
+        if self.string.done:
             self.phase = "member"
-            inner = value.strip()
-            self._give(
-                inner if inner.startswith("{") else json.dumps(value, ensure_ascii=False) if inner else "{}", sink
-            )
+        return end
+
+    def _inner(self, text: str, at: int, sink: Sink) -> int:
+        at, said = self.string.feed(text, at)
+        self._inner_said(said, sink)
+        if self.string.done:
+            self.phase = "member"
         return at
+
+    def _inner_said(self, said: str, sink: Sink) -> None:
+        """Give out decoded arguments, but for white space that may be their last."""
+        said = self.held + said
+        body = said.rstrip()
+        self.held = "" if self.string.done else said[len(body) :]
+        self._give(body, sink)
+
+    def _plain(self, text: str, at: int, sink: Sink) -> int:
+        end, _ = self.string.feed(text, at)
+        self._give(text[at:end], sink)
+        if self.string.done:
+            self.phase = "member"
+        return end
 
     def _bare(self, text: str, at: int, sink: Sink) -> int:
         end = self.scan.feed(text, at)
@@ -216,20 +301,33 @@ class MembersReader(Reader):
         if self.scan.done and not self.scan.broken:
             value = self.held.strip()
             self._give("{}" if value in ("null", "") else value, sink)
+        elif len(self.held) > len("null"):
+            self._give(self.held, sink)
+            self.held = ""
         return self._after_value(end)
 
     def _skip(self, text: str, at: int, sink: Sink) -> int:
         return self._after_value(self.scan.feed(text, at))
 
+    def finish(self, text: str, at: int, sink: Sink) -> None:
+        """The output ends here: what might have become a closer belongs to arguments that were begun."""
+        if self.phase in ("args", "bare", "rest"):
+            self._give(text[at:].rstrip(), sink)
+
     def state(self) -> list[Any]:
         """For the snapshot."""
         return [
-            self.phase, self.held, self.key, self.before, self.named, self.id, self.scan.stack, self.scan.where,
+            self.phase, self.held, self.key, self.before, self.name, self.named, self.given, self.listed, self.count,
+            self.id, self.scan.stack, self.scan.where, self.string.held,
         ]  # fmt: skip
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        self.phase, self.held, self.key, self.before, self.named, self.id, stack, where = state
+        (
+            self.phase, self.held, self.key, self.before, self.name, self.named, self.given, self.listed, self.count,
+            self.id, stack, where, string,
+        ) = state  # fmt: skip
         if self.phase not in PHASES:
             raise ValueError("no such phase")
         self.scan = JsonScan(self.closers, state=(stack, where))
+        self.string = JsonString(string)

@@ -13,10 +13,11 @@ class Reader:
 
     `status`: "open" while there is more to read; "done" when the body has ended well; "broken" when it ended after a
     name was known and cannot go on; "failed" when it is no call. `ended` is set when one call of the body is whole (an
-    array has several); the engine takes it back. `closers` are the markers that end the wrapper.
+    array has several); the engine takes it back. `closers` are the markers that end the wrapper. `over` is set when the
+    output ends with the text that is fed.
     """
 
-    __slots__ = ("closers", "ended", "id", "marks", "partial", "status")
+    __slots__ = ("closers", "ended", "id", "marks", "over", "partial", "status")
 
     def __init__(self, marks: Marks, closers: tuple[str, ...]) -> None:
         self.marks = marks
@@ -24,6 +25,7 @@ class Reader:
         self.partial = Partial(closers)
         self.status: Literal["open", "done", "broken", "failed"] = "open"
         self.ended = False
+        self.over = False
         self.id: str | None = None
 
     def closes(self, text: str, at: int) -> bool:

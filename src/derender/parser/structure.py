@@ -17,16 +17,18 @@ from derender.parser.marks import Marks, Partial
 LONGEST_OPENER = 400
 """Characters that may be waited for until a parameter's opener is whole. Patterns in tables must match within them."""
 
+_LONGEST_HEAD = 128
 _BLANKS = re.compile(r"\s{0,256}")
 
 
 class Frame(NamedTuple):
-    """The markers around a call's body, in marked text."""
+    """The markers around a call's body, in marked text. `ends`: what ends the message that it stands in."""
 
     call_open: tuple[str, ...]
     call_close: tuple[str, ...]
     section_open: tuple[str, ...]
     section_close: tuple[str, ...]
+    ends: tuple[str, ...] = ()
 
 
 class Ahead(Enum):
@@ -66,6 +68,7 @@ class Structure:
             ((self.close,), Ahead.VALUE_CLOSE),
             (frame.section_close, Ahead.SECTION_CLOSE),
             (frame.call_close, Ahead.CALL_CLOSE),
+            (frame.ends, Ahead.END),
             ((*frame.call_open, *frame.section_open), Ahead.OPENER),
         ):
             for literal in literals:
@@ -73,7 +76,7 @@ class Structure:
         self._token = _any(self._kinds)
         self._partial = Partial(self._kinds)
         cdata = ("<![CDATA[",) if table.xml else ()
-        inside = [*(text for text, kind in self._kinds.items() if kind is not Ahead.OPENER), *cdata]
+        inside = [*(text for text, kind in self._kinds.items() if kind not in (Ahead.OPENER, Ahead.END)), *cdata]
         heads = (_loose(head),) if table.unclosed else ()
         self.in_value = re.compile("|".join([*map(re.escape, sorted(inside, key=len, reverse=True)), *heads]))
         """What may end a value, or begin a raw part of it."""
@@ -88,7 +91,7 @@ class Structure:
         """How much of the end of a value's text may still become something that ends it."""
         held = self._in_value_partial.held(text, at)
         if self.table.unclosed:
-            start = text.rfind(self._squeezed[0], max(at, len(text) - 64))
+            start = text.rfind(self._squeezed[0], max(at, len(text) - _LONGEST_HEAD))
             if start >= 0 and self._becomes_head(text, start):
                 held = max(held, len(text) - start)
         return held
@@ -104,7 +107,7 @@ class Structure:
         return self._becomes_head(text, at)
 
     def _becomes_head(self, text: str, at: int) -> bool:
-        if len(text) - at > 64:
+        if len(text) - at > _LONGEST_HEAD:
             return False
         rest = "".join(text[at:].split())
         return len(rest) < len(self._squeezed) and self._squeezed.startswith(rest)
@@ -114,7 +117,7 @@ class Structure:
         found = self._anything.search(text, at)
         if found is not None:
             return found.start()
-        start = text.rfind(self._squeezed[0], max(at, len(text) - 64))
+        start = text.rfind(self._squeezed[0], max(at, len(text) - _LONGEST_HEAD))
         held = len(text) - start if start >= 0 and self._becomes_head(text, start) else 0
         return len(text) - max(held, self._partial.held(text, at))
 

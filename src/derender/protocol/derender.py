@@ -87,6 +87,28 @@ class DerenderChatStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_ended: bool | None = None
 
 
+class ChatStreamContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat stream is derendered with, told once: the first record of a stream over one connection."""
+
+    model: str | None = None
+    stream_state: Any = None
+    prompt_tokens: NonNegative | None = None
+    prompt_token_ids: PromptTokenIds | None = None
+    chat_request: ChatCompletionRequest | None = None
+    parse_context: ParseContext | None = None
+    reasoning_ended: bool | None = None
+
+
+class CompletionStreamContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for a completions stream."""
+
+    model: str | None = None
+    stream_state: Any = None
+    prompt_tokens: NonNegative | None = None
+    prompt_token_ids: PromptTokenIds | None = None
+    completion_request: CompletionRequest | None = None
+
+
 class DerenderCompletionStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One chunk of a completions stream."""
 

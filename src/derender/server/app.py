@@ -48,6 +48,7 @@ def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: Server
         tokenizer_info=settings.tokenizer_info,
         docs=settings.docs,
         root_path=settings.root_path,
+        max_record_bytes=settings.max_body_bytes,
     )
     app = App(
         routes,

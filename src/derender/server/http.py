@@ -47,10 +47,14 @@ _KEPT_UNREAD = 65536  # bytes of a refused request's body that are read over to 
 _LINGER_SECONDS = 1.0  # how long a closed request may go on sending, so that a reset does not overtake the answer
 
 
+class ClientLeft(Exception):
+    """The body stopped before its end: there is nobody to answer."""
+
+
 class Request:
     """One request, its body already read. `body` is empty for GET; `path` is without the root path."""
 
-    __slots__ = ("_headers", "_left", "_receive", "body", "client", "method", "path", "query")
+    __slots__ = ("_headers", "_left", "_receive", "body", "client", "method", "path", "query", "streams")
 
     def __init__(
         self, *, method: str, path: str, query: bytes, headers: dict[bytes, bytes], client: Any, receive: Receive
@@ -63,6 +67,20 @@ class Request:
         self._headers = headers
         self._receive = receive
         self._left = False
+        self.streams = False
+        """Whether the body is read by the handler, part by part (`parts`), and not before it."""
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Ends with it; raises `ClientLeft` when the client goes before that."""
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                self._left = True
+                raise ClientLeft
+            if message.get("body"):
+                yield message["body"]
+            if not message.get("more_body", False):
+                return
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; of a repeated one the last."""
@@ -128,22 +146,20 @@ Handler = Callable[[Request], Awaitable["Response | StreamResponse"]]
 
 
 class Route(NamedTuple):
-    """One method of one path. `json_body`: the content type must be JSON. `open`: served without an API key."""
+    """One method of one path. `json_body`: the content type must be JSON. `open`: served without an API key.
+    `stream_body`: the handler reads the body itself."""
 
     method: str
     path: str
     handler: Handler
     json_body: bool = False
     open: bool = False
+    stream_body: bool = False
 
 
 class _Endpoint(NamedTuple):
     route: Route
     metrics: RouteMetrics | None
-
-
-class _ClientLeft(Exception):
-    """The body stopped before its end: there is nobody to answer."""
 
 
 def error_response(error: ApiError, *, headers: Sequence[Header] = ()) -> Response:
@@ -234,13 +250,15 @@ class App:
                         check_json_type(headers.get(b"content-type"))
                         working = True
                         self.running += 1
-                    if unread and route.method != "GET":
+                    if route.stream_body:
+                        request.streams, unread = True, False
+                    elif unread and route.method != "GET":
                         request.body = await self._read_body(headers, receive)
                         unread = False
                     answer = await route.handler(request)
             except ApiError as error:
                 answer = self._refusal(error, path)
-            except _ClientLeft:
+            except ClientLeft:
                 return
             except asyncio.CancelledError:
                 # Only the server cancels a request, when its time to drain is over; nothing above waits for it.
@@ -304,7 +322,7 @@ class App:
         size = 0
         while True:
             if message["type"] != "http.request":
-                raise _ClientLeft
+                raise ClientLeft
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
@@ -343,6 +361,9 @@ class App:
 
     async def _send_stream(self, request: Request, answer: StreamResponse, extra: Sequence[Header], send: Send) -> None:
         failure: ApiError | None = None
+        if request.streams:  # the chunks are made of the request's own body, which tells when the client leaves
+            await self._pump_through(request, answer, extra, send)
+            return
         pump = asyncio.ensure_future(self._pump(request, answer, extra, send))
         watch = asyncio.ensure_future(request.disconnected())
         try:
@@ -364,6 +385,22 @@ class App:
             event = b"data: " + encode(failure.response()) + b"\n\n"
             await send({"type": "http.response.body", "body": event + answer.end})
 
+    async def _pump_through(
+        self, request: Request, answer: StreamResponse, extra: Sequence[Header], send: Send
+    ) -> None:
+        try:
+            failure = await self._pump(request, answer, extra, send)
+        except asyncio.CancelledError:
+            failure = Unavailable("the server is shutting down")
+        finally:
+            close = getattr(answer.chunks, "aclose", None)
+            if close is not None:
+                await close()
+        if failure is not None:
+            if self._metrics is not None:
+                self._metrics.error(failure.type)
+            await send({"type": "http.response.body", "body": b"data: " + encode(failure.response()) + b"\n\n"})
+
     async def _pump(
         self, request: Request, answer: StreamResponse, extra: Sequence[Header], send: Send
     ) -> ApiError | None:
@@ -374,6 +411,8 @@ class App:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except ApiError as error:
             return error
+        except ClientLeft:
+            return None
         except Exception:
             logger.exception("%s %s failed while streaming", request.method, request.path)
             return internal_error()

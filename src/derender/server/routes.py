@@ -21,6 +21,7 @@ from derender.protocol.generate import GenerateRequest
 from derender.server.http import Handler, Request, Response, Route
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
 from derender.server.pool import INLINE_BYTES, INLINE_DERENDER_BYTES, WorkPool
+from derender.server.streams import stream_routes
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
@@ -36,9 +37,12 @@ def build_routes(
     tokenizer_info: bool = False,
     docs: bool = True,
     root_path: str = "",
+    max_record_bytes: int = 1 << 26,
 ) -> list[Route]:
-    """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on."""
-    routes = [
+    """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on;
+    `max_record_bytes` bounds a record of a stream over one connection."""
+    routes = stream_routes(registry, max_record_bytes=max_record_bytes)
+    routes += [
         Route("POST", operation.path, _operation(operation, registry, pool, metrics), json_body=True)
         for operation in (*OPERATIONS, INVOCATION)
     ]

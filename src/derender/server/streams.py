@@ -1,0 +1,143 @@
+"""A stream over one connection: a generate stream comes in as the request's body, the API's stream goes out.
+
+The body is server-sent events or JSON lines. Its first record is the context (model, chat_request, the prompt's tail);
+each further one is a chunk as the generate server sent it. Chunks of the API go out while the body still comes, with
+back-pressure both ways. `[DONE]` and error events are understood, and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from derender.protocol.codec import Decoder, encode
+from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
+from derender.protocol.errors import ApiError, BodyTooLarge, ErrorInfo, ErrorResponse, InvalidBody
+from derender.protocol.generate import GenerateChunk
+from derender.server.http import Handler, Request, Response, Route, StreamResponse
+
+if TYPE_CHECKING:
+    from derender.derendering.chat import ChatStreamDerenderer
+    from derender.derendering.completions import CompletionStreamDerenderer
+    from derender.registry import ModelRegistry
+
+    Stream = ChatStreamDerenderer | CompletionStreamDerenderer
+
+T = TypeVar("T")
+DONE = b"[DONE]"
+
+
+class _EngineError(msgspec.Struct):
+    error: dict[str, Any]
+
+
+_chunk = Decoder(GenerateChunk, lenient_numbers=True)
+_chat = Decoder(ChatStreamContext)
+_completion = Decoder(CompletionStreamContext)
+_error = msgspec.json.Decoder(_EngineError)
+
+
+def stream_routes(registry: ModelRegistry, *, max_record_bytes: int) -> list[Route]:
+    """The two routes, by POST and by PUT (as `curl -T -` sends). A record may have `max_record_bytes`."""
+
+    def chat(record: bytes) -> Stream:
+        context = _chat(record)
+        return registry.get(context.model).derender_chat_stream(context)
+
+    def completion(record: bytes) -> Stream:
+        context = _completion(record)
+        return registry.get(context.model).derender_completion_stream(context)
+
+    routes = []
+    for path, opener in (
+        ("/v1/chat/completions/derender/stream", chat),
+        ("/v1/completions/derender/stream", completion),
+    ):
+        handler = _handler(opener, max_record_bytes)
+        routes += [Route(method, path, handler, stream_body=True) for method in ("POST", "PUT")]
+    return routes
+
+
+def _handler(opener: Callable[[bytes], Stream], limit: int) -> Handler:
+    async def handle(request: Request) -> Response | StreamResponse:
+        records = _records(request.parts(), limit)
+        first = await anext(records, None)
+        if first is None:
+            raise InvalidBody("the body has no records: the first one is the context", param="body")
+        # What is wrong from the start is an answer of its own, with its status; later it is an event.
+        return StreamResponse(_derendered(opener(first), records))
+
+    return handle
+
+
+async def _derendered(stream: Stream, records: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of the answer."""
+    number = 0
+    try:
+        async for record in records:
+            number += 1
+            if record == DONE:
+                break
+            if b'"error"' in record and (failed := _engine_error(record)) is not None:
+                yield _event(failed)
+                break
+            try:
+                yield _event(stream.push(_chunk(record)))
+            except ApiError as error:
+                error.message = f"record {number}: {error.message}"
+                yield _event(error.response())
+                break
+            if stream.finished:
+                break
+    except ApiError as error:
+        yield _event(error.response())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def _engine_error(record: bytes) -> ErrorResponse | None:
+    """An error event of the engine's, as ours; None for what is none."""
+    try:
+        error = _error.decode(record).error
+    except msgspec.DecodeError:
+        return None
+    code = error.get("code")
+    return ErrorResponse(
+        ErrorInfo(
+            message=str(error.get("message", "the generate server failed")),
+            type=str(error.get("type", "InternalServerError")),
+            param=error.get("param") if isinstance(error.get("param"), str) else None,
+            code=code if isinstance(code, int) else 500,
+        )
+    )
+
+
+async def _records(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
+    """The records of a body: the data of its events, or its lines."""
+    held = bytearray()
+    looked = 0  # how much of it is known to have no end of line
+    async for part in parts:
+        held += part
+        while (end := held.find(b"\n", looked)) >= 0:
+            if record := _record(bytes(held[:end])):
+                yield record
+            del held[: end + 1]
+            looked = 0
+        looked = len(held)
+        if looked > limit:
+            raise BodyTooLarge(f"a record is larger than {limit} bytes")
+    if record := _record(bytes(held)):
+        yield record
+
+
+def _record(line: bytes) -> bytes:
+    """The record of a line; empty for blank lines, comments and other fields of an event."""
+    line = line.strip()
+    if line.startswith(b"data:"):
+        return line[5:].strip()
+    return line if line.startswith((b"{", b"[")) else b""
