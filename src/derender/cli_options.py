@@ -184,6 +184,23 @@ EnableAutoToolChoice = Annotated[
     bool,
     typer.Option("--enable-auto-tool-choice", help="Let the model choose to call tools.", rich_help_panel=_MODEL),
 ]
+ToolStrictLevel = Annotated[
+    str,
+    typer.Option(
+        help="Which calls a guided engine is held to where the model chooses: auto (of requests with a strict tool), "
+        "function (all, to their names) or parameter (all, to their schemas).",
+        rich_help_panel=_MODEL,
+    ),
+]
+StateKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DERENDER_STATE_KEY",
+        help="Sign the state of streams that callers carry, with this secret; all replicas must have the same.",
+        show_envvar=True,
+        rich_help_panel=_MODEL,
+    ),
+]
 ToolCallStreaming = Annotated[
     str,
     typer.Option(
@@ -223,6 +240,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "tokenizer_mode": ("auto", "tokenizers", "fastokens"),
     "chat_template_content_format": ("auto", "string", "openai"),
     "stop_strings": ("engine", "derender"),
+    "tool_strict_level": ("auto", "function", "parameter"),
     "tool_call_streaming": ("incremental", "complete"),
     "framing": ("keep", "trim"),
     "reasoning_field": ("reasoning", "reasoning_content", "both"),

@@ -92,9 +92,11 @@ def serve(
     tool_call_parser: option.ToolCallParser = None,
     reasoning_parser: option.ReasoningParser = None,
     enable_auto_tool_choice: option.EnableAutoToolChoice = False,
+    tool_strict_level: option.ToolStrictLevel = "auto",
     tool_call_streaming: option.ToolCallStreaming = "incremental",
     framing: option.Framing = "keep",
     reasoning_field: option.ReasoningField = "reasoning",
+    state_key: option.StateKey = None,
     h11_max_incomplete_event_size: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve render and derender over HTTP, with vLLM's routes and flags."""
@@ -131,9 +133,11 @@ def serve(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_strict_level=tool_strict_level,
         tool_call_streaming=tool_call_streaming,
         framing=framing,
         reasoning_field=reasoning_field,
+        state_key=state_key,
     )
     origins = option.string_list(allowed_origins)
     settings = ServerSettings(

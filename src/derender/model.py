@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from derender.derendering.bounds import MAX_TEXT_BYTES, text_size
 from derender.derendering.chat import ChatStreamDerenderer, derender_chat, derender_chat_chunk
 from derender.derendering.completions import (
     CompletionStreamDerenderer,
@@ -15,6 +16,7 @@ from derender.derendering.completions import (
 from derender.derendering.logprobs import TokenTexts
 from derender.derendering.model import DerenderModel
 from derender.formats.choose import UnknownFormat, choose_format
+from derender.formats.table import OutputFormat
 from derender.limits import LIMITS
 from derender.parser.formats import Formats
 from derender.parser.start import start_region
@@ -30,10 +32,12 @@ from derender.protocol.derender import (
     DerenderedChatChunk,
     DerenderedCompletionChunk,
 )
+from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateRequest
 from derender.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from derender.rendering.model import RenderModel
+from derender.rendering.model import RenderModel, ToolConstraint
 from derender.rendering.renderer import Renderer
+from derender.rendering.tool_grammar import ToolConstraints
 from derender.settings import ModelSettings
 from derender.sources import (
     ModelLoadError,
@@ -103,6 +107,7 @@ class Model:
                 max_logprobs=settings.max_logprobs,
                 vocab_size=self.vocab_size,
                 sampling_defaults=defaults,
+                end_id=None if eos_id in source.eos_token_ids else eos_id,
                 content_format=settings.chat_template_content_format,
                 default_chat_template_kwargs=settings.default_chat_template_kwargs,
                 trust_request_chat_template=settings.trust_request_chat_template,
@@ -112,6 +117,7 @@ class Model:
                 auto_tool_choice=settings.enable_auto_tool_choice,
                 has_reasoning_parser=settings.reasoning_parser is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
+                tool_constraint=_tool_constraint(table, settings),
                 max_tokens_over_room=settings.max_tokens_over_room,
             )
         )
@@ -126,6 +132,7 @@ class Model:
                 tolerate_unknown_ids=settings.tolerate_unknown_ids,
                 strict_vllm=settings.strict_vllm,
                 formats=self.formats,
+                state_key=settings.state_key.encode() if settings.state_key else None,
                 reasoning_field=settings.reasoning_field,
             )
         )
@@ -188,12 +195,23 @@ class Model:
 
     def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """The text of ids, special tokens shown. Raises `BadRequest` for ids outside the vocabulary."""
-        known = self._texts.model.known_ids(request.tokens, where="tokens")
+        model, ids = self._texts.model, request.tokens
+        known = model.known_ids(ids, where="tokens")
+        most = len(ids) * self.tokenizer.max_bytes_per_token
+        if most > MAX_TEXT_BYTES and text_size(model, ids) > MAX_TEXT_BYTES:
+            raise BadRequest(f"tokens: the text of all of them has more than {MAX_TEXT_BYTES} bytes", param="tokens")
         return DetokenizeResponse(self.tokenizer.decode(known))
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The model's tokenizer_config, with `tokenizer_class` always there."""
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.tokenizer.config}
+
+
+def _tool_constraint(table: OutputFormat | None, settings: ModelSettings) -> ToolConstraint:
+    calls = table.calls if table is not None else ()
+    name = "" if table is None else table.name.partition("+")[0]
+    tag = next((way.structural_tag for way in calls if way.structural_tag), None)
+    return ToolConstraints(name, tag, level=settings.tool_strict_level)
 
 
 def _start_region(formats: Formats) -> Callable[[Sequence[int], Mapping[str, Any]], str | None]:

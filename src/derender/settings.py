@@ -36,6 +36,8 @@ class ModelSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = False
+    tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
     tool_call_streaming: Literal["incremental", "complete"] = "incremental"
     framing: Literal["keep", "trim"] = "keep"
+    state_key: str | None = field(default=None, repr=False)
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"

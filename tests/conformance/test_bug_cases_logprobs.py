@@ -300,9 +300,9 @@ def test_b11_all_forms_of_the_wire_give_the_same(form: str) -> None:
                 assert error["param"] == "logprobs.content.1"
                 assert bad.removeprefix("token_id:") in error["message"]
     # A string that is no placeholder is kept, with the bytes that came with it.
-    for sent, right in ((None, None), ([116, 111, 107], [116, 111, 107])):
-        [told] = chat_entries([{"token": "tok", "logprob": -0.5, "bytes": sent, "top_logprobs": []}], ids=[905])
-        assert (told["token"], told["bytes"]) == ("tok", right)
+    for own in (None, [116, 111, 107]):
+        [told] = chat_entries([{"token": "tok", "logprob": -0.5, "bytes": own, "top_logprobs": []}], ids=[905])
+        assert (told["token"], told["bytes"]) == ("tok", own)
 
 
 def test_b13_tokens_are_text_and_not_vocabulary() -> None:

@@ -29,7 +29,7 @@ from tests.conformance.helpers import (
     stream,
 )
 from tests.derendering.helpers import answer, ask
-from tests.server.asgi_client import JSON, Call, call
+from tests.server.asgi_client import JSON, call, request
 from tests.server.tiny_model import write_tiny_model
 from tests.vocabularies import real
 
@@ -366,6 +366,4 @@ def test_e13_a_model_without_a_template_serves_the_rest(tmp_path: Path) -> None:
     assert ok(app, "/tokenize", {"prompt": "hi"})["tokens"] == [104, 105]
     assert content(ok(app, CHAT_DERENDER, {"generate_response": answer([104, 105])})) == "hi"
     assert content(ok(app, TEXT_DERENDER, {"generate_responses": [answer([104, 105])]})) == "hi"
-    health = Call("GET", "/health")
-    asyncio.run(app(health.scope, health.receive, health.send))
-    assert health.answer.status == 200
+    assert request(app, "GET", "/health").status == 200

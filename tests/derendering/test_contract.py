@@ -213,7 +213,33 @@ def test_several_choices_share_a_state_and_may_share_a_chunk() -> None:
 
 def test_the_state_stays_small() -> None:
     _, states = stream(MODEL, answer(HELLO * 200)["choices"][0], ask(), sizes=[1] * 1000)
-    assert max(len(msgspec.json.encode(state)) for state in states) < 120
+    assert max(len(msgspec.json.encode(state)) for state in states) < 160
+
+
+def state_with(**changes: Any) -> Any:
+    """A state that is good but for the changes."""
+    choice = {
+        "parser": [False],
+        "reasoning": 0,
+        "held_stop": [],
+        "held_text": "",
+        "count": 1,
+        "strip": False,
+        "pending": [],
+        "offset": 0,
+        "role_sent": True,
+        "ended": False,
+    }
+    choice |= {name: value for name, value in changes.items() if name in choice}
+    own = {name: value for name, value in changes.items() if name not in choice}
+    return {"derender": 1, "id": "r", "created": 1, "choices": {"0": list(choice.values())}, **own}
+
+
+def test_a_good_state_is_taken() -> None:
+    got = send(one(5, logprobs={"content": [entry(5)]}), state_with())
+    assert got["chunk"]["id"] == "r"
+    assert got["chunk"]["created"] == 1
+    assert got["stream_state"]["choices"]["0"][4] == 2
 
 
 @pytest.mark.parametrize(
@@ -225,12 +251,24 @@ def test_the_state_stays_small() -> None:
         {"derender": 2},
         {"derender": 1, "choices": {"x": []}},
         {"derender": 1, "choices": {"0": [False]}},
-        {"derender": 1, "choices": {"0": [False, [300], [], "", 0, False, [], 0, True, False]}},
-        {"derender": 1, "choices": {"0": [False, [65], [], "", 0, False, [], 0, True, False]}},
-        {"derender": 1, "choices": {"0": [False, [240, 159, 152, 138], [], "", 0, False, [], 0, True, False]}},
-        {"derender": 1, "choices": {"0": [False, [], [10**9], "", 0, False, [], 0, True, False]}},
-        {"derender": 1, "choices": {"0": [False, [], [], "x" * 9999, 0, False, [], 0, True, False]}},
-        {"derender": 1, "choices": {"0": [False, [], [], "", -1, False, [], 0, True, False]}},
+        state_with(parser=None, choices={"0": [False, 0]}),
+        state_with(parser=[False, 300]),
+        state_with(parser=[False, 65]),
+        state_with(parser=[False, 240, 159, 152, 138]),
+        state_with(parser=[]),
+        state_with(parser="x"),
+        state_with(reasoning=-1),
+        state_with(held_stop=[10**9]),
+        state_with(held_stop=[5]),
+        state_with(held_stop=[0, 0]),
+        state_with(held_text="x"),
+        state_with(held_text="x" * 9999),
+        state_with(count=-1),
+        state_with(count=2**60),
+        state_with(pending=[65]),
+        state_with(id="x" * 257),
+        state_with(id="another stream"),
+        state_with(created=-1),
         {"derender": 1, "choices": {}, "more": 1},
         {"role_sent": "x"},
         {"prev_tokens": ["a"], "prefix_offset": -1},
@@ -269,3 +307,21 @@ def test_a_state_of_vllms_goes_on_in_the_middle_of_a_character() -> None:
     assert choice["delta"] == {"role": None, "content": "😊", "reasoning": None}
     assert choice["logprobs"]["content"][0]["token"] == "😊"
     assert got["stream_state"]["derender"] == 1
+
+
+def test_a_signed_state() -> None:
+    signed, other = (texts(byte_level(), state_key=key) for key in (b"secret", b"another"))
+    state = send(one(5), None, model=signed)["stream_state"]
+    assert len(state["mac"]) == 24
+    again = send(one(6), state, model=signed)["stream_state"]
+    assert again["choices"]["0"][4] == 2
+    assert again["mac"] != state["mac"]
+    shuffled = dict(reversed(state.items()))  # JSON objects have no order
+    assert send(one(6), shuffled, model=signed)["stream_state"] == again
+    forged = {**state, "created": state["created"] + 1}
+    unsigned = send(one(5), None)["stream_state"]
+    for bad in (forged, unsigned, {**state, "mac": "é"}, {**state, "mac": None}, {"role_sent": True}):
+        with pytest.raises(InvalidBody, match="invalid stream_state"):
+            send(one(6), bad, model=signed)
+    with pytest.raises(InvalidBody, match="invalid stream_state"):
+        send(one(6), state, model=other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shlex
 import signal
@@ -20,7 +19,16 @@ from tests.e2e.client import Client
 DERENDER = (sys.executable, "-m", "derender")
 _STOP_SECONDS = 20.0
 _TAIL = 4000  # characters of a log that a report shows
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_GUARD = """
+import os, signal, sys, time
+sys.stdin.read()  # until the tests' process is gone
+for number in (signal.SIGTERM, signal.SIGKILL):
+    try:
+        os.killpg(int(sys.argv[1]), number)
+    except ProcessLookupError:
+        break
+    time.sleep(5)
+"""
 
 _logs: dict[str, Path] = {}  # of the servers that run
 
@@ -43,7 +51,7 @@ def servers(
         for name, command in commands.items():
             port = _free_port()
             process = _start([*command, "--host", "127.0.0.1", "--port", str(port)], logs / f"{name}.log", environment)
-            stack.callback(_stop, process)
+            stack.callback(_stop, process, _guard(process))
             stack.callback(_logs.pop, name, None)
             _logs[name] = logs / f"{name}.log"
             started[name] = process, Client(port)
@@ -77,13 +85,15 @@ def _start(command: Sequence[str], log: Path, environment: Mapping[str, str] | N
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             env={**os.environ, **(environment or {})},
         )
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """A process that ends the server's group if this one is killed: then its standard input is closed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _GUARD, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
 
 
 def _wait(name: str, process: subprocess.Popen[bytes], client: Client, deadline: float) -> None:
@@ -97,7 +107,7 @@ def _wait(name: str, process: subprocess.Popen[bytes], client: Client, deadline:
     pytest.fail(f"{name} did not start:\n{_tail(_logs[name])}", pytrace=False)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes]) -> None:
     """Ends the process, then what is left of its group."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,6 +115,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    guard.kill()
+    guard.communicate()
 
 
 def _tail(path: Path) -> str:

@@ -293,3 +293,14 @@ def test_of_two_choices_one_stops_and_the_other_goes_on(fleet: Fleet) -> None:
     assert stopped["text"] == first["text"][: first["text"].index(word)]
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", word)
     assert (other["text"], other["finish_reason"]) == (second["text"], second["finish_reason"])
+
+
+def test_a_stop_reason_that_is_no_stop_string_is_not_looked_for(fleet: Fleet) -> None:
+    """An engine that ends a loop of repetitions says so in `stop_reason`, and the output may have these words."""
+    ids = fleet.text.post("/tokenize", {"prompt": "It is repetition_detected, twice", "add_special_tokens": False})
+    choice = {"index": 0, "token_ids": ids["tokens"], "stop_reason": "repetition_detected"}
+    for reason, text in (("repetition", "It is repetition_detected, twice"), ("stop", "It is ")):
+        body = {"generate_response": {"request_id": "r", "choices": [{**choice, "finish_reason": reason}]}}
+        (answered,) = told(fleet.text.post("/v1/chat/completions/derender", body))
+        assert (answered["text"], answered["finish_reason"]) == (text, reason)
+        assert answered["stop_reason"] == "repetition_detected"

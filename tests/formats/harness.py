@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from derender.parser.engine import FormatParser, ParserOptions
 from derender.parser.events import ContentText, Event, ReasoningText, ToolCallArguments, ToolCallBegin, ToolCallEnd
 from derender.parser.start import start_region
 from derender.tokenizer import Tokenizer
+
+_PIECES = re.compile(r"<\|[^<>|]+\|>")
+"""What is one token in a marker of several."""
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
@@ -54,7 +58,8 @@ def vocabulary(markers: tuple[str, ...], special: tuple[str, ...] = ()) -> Token
 @functools.cache
 def compiled(table: OutputFormat, *, tokens: bool, special: tuple[str, ...] = ()) -> CompiledFormat:
     """A format over the small vocabulary; `tokens`: its markers that look like tokens are single tokens there."""
-    markers = [m for m in _all_literals(table) if m[:1] in "<[" and m[-1:] in ">]" and len(m) > 2] if tokens else []
+    literals = [piece for m in _all_literals(table) for piece in _PIECES.findall(m) or [m]]
+    markers = [m for m in literals if m[:1] in "<[" and m[-1:] in ">]" and len(m) > 2] if tokens else []
     return CompiledFormat(table, vocabulary((*markers, *table.end_of_turn) if tokens else (), special))
 
 

@@ -77,3 +77,11 @@ def test_the_table_has_no_field_that_is_not_there() -> None:
     names = {f.name for kind in (ChatCompletionRequest, CompletionRequest) for f in msgspec.structs.fields(kind)}
     assert NO_EFFECT.keys() <= names
     assert all(len(reason) > 20 for reason in NO_EFFECT.values())
+
+
+def test_the_tokenizers_own_end_is_sent_where_the_configuration_lacks_it() -> None:
+    """A generate server has no tokenizer: it knows only the ends that the model's configuration names."""
+    small = renderer(end_id=2, sampling_defaults={"stop_token_ids": [0]})
+    assert chat(small)["sampling_params"]["stop_token_ids"] == [0, 2]
+    assert chat(small, stop_token_ids=[7, 2])["sampling_params"]["stop_token_ids"] == [7, 2, 0]
+    assert chat(small, ignore_eos=True)["sampling_params"]["stop_token_ids"] == [0]

@@ -27,6 +27,7 @@ POSTS = {
     "/invocations",
     "/ping",
 }
+STREAMS = {"/v1/chat/completions/derender/stream", "/v1/completions/derender/stream"}
 GETS = {"/health", "/ping", "/version", "/v1/models", "/load", "/kv_event_sources", "/metrics"}
 GENERATED = {"choices": [{"index": 0, "token_ids": [97]}]}
 DOCS = {"/openapi.json", "/docs", "/redoc"}
@@ -49,7 +50,8 @@ def document(app: App) -> Any:
 
 def test_every_route_is_there(document: Any, app: App) -> None:
     paths = document["paths"]
-    assert {path for path in paths if "post" in paths[path]} == POSTS
+    assert {path for path in paths if "post" in paths[path]} == POSTS | STREAMS
+    assert {path for path in paths if "put" in paths[path]} == STREAMS
     assert {path for path in paths if "get" in paths[path]} == GETS | DOCS
     assert {(r.method.lower(), r.path) for r in app.routes} == {(m, p) for p, methods in paths.items() for m in methods}
     assert document["openapi"] == "3.1.0"

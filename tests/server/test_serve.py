@@ -155,10 +155,14 @@ def test_workers_share_the_work_are_replaced_and_drain(model: str, tmp_path: Pat
         assert len(workers) == 2
         for _ in range(20):
             assert post_json(target, RENDER, CHAT)[0] == 200
-        with Wire(target) as wire:
-            wire.send(get_bytes("/metrics"))
-            text = wire.answer()[2].decode()
-        assert f'derender_requests_total{{route="{RENDER}",status="200"}} 20.0' in text  # of both together
+
+        def counted() -> bool:  # of both together; a request is counted after its answer is out
+            with Wire(target) as wire:
+                wire.send(get_bytes("/metrics"))
+                text = wire.answer()[2].decode()
+            return f'derender_requests_total{{route="{RENDER}",status="200"}} 20.0' in text
+
+        wait_for(counted)
 
         os.kill(workers[0], signal.SIGKILL)
         wait_for(

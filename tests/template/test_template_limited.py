@@ -130,12 +130,14 @@ def test_a_hostile_template_does_not_disturb_others() -> None:
     def hostile() -> str:
         return refusal(loops, seconds=1.0).message
 
+    before = set(threading.enumerate())
     with ThreadPoolExecutor(4) as pool:
         bad = pool.submit(hostile)
         good = [pool.submit(render, "{{ messages[0].content }}", seconds=5.0) for _ in range(6)]
         assert [one.result() for one in good] == ["q ü"] * 6
         assert "1 seconds" in bad.result()
-    assert not [thread for thread in threading.enumerate() if "derender" in thread.name]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if "derender" in thread.name]
 
 
 def test_large_messages_pass() -> None:

@@ -5,8 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from derender.derendering.model import DerenderModel
+from derender.protocol.common import PromptLogprobs
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateChoice, GenerateResponse, GenerateStreamChoice
+
+MAX_REPEATED_BYTES = 32 << 20
+"""What an answer may hold of the prompt again and again, about, in bytes of JSON: 16,384 choices with the prompt before
+each of them would make an answer of terabytes of a body of megabytes."""
+
+MAX_TEXT_BYTES = 128 << 20
+"""Text that an answer may have, bytes of logprobs among it. Some vocabularies have tokens of 256 blanks, which two
+bytes of a body can name."""
+
+_ID_BYTES, _LOGPROB_BYTES = 6, 64  # of one entry, about
+_WRITTEN_BYTE = 4  # characters that a list of bytes needs for each
+
+
+def prompt_size(
+    *, text: str = "", ids: Sequence[int] | None = None, logprobs: PromptLogprobs | None = None, twice: bool = False
+) -> int:
+    """About how many bytes of JSON an answer needs to tell of a prompt. `twice`: of its logprobs in both forms."""
+    shown = sum(len(candidates or ()) + 1 for candidates in logprobs or ())
+    return len(text) + _ID_BYTES * len(ids or ()) + _LOGPROB_BYTES * shown * (2 if twice else 1)
+
+
+def check_repeated(size: int) -> None:
+    """Raises `BadRequest` for more than `MAX_REPEATED_BYTES` of prompts told again in an answer."""
+    if size > MAX_REPEATED_BYTES:
+        raise BadRequest(
+            f"choices count is too high to tell each choice of the prompt again (echo, prompt_logprobs, "
+            f"return_token_ids): about {size} bytes of the answer would be repetition, more than {MAX_REPEATED_BYTES}.",
+            param="choices",
+        )
 
 
 def check_responses(model: DerenderModel, responses: Sequence[GenerateResponse]) -> None:
@@ -36,6 +66,38 @@ def check_responses(model: DerenderModel, responses: Sequence[GenerateResponse])
                 f"'{response.request_id[:80]}' exceeds max_model_len ({model.max_model_len}).",
                 param="prompt_logprobs",
             )
+    check_text(model, [choice for response in responses for choice in response.choices])
+
+
+def check_text(model: DerenderModel, choices: Sequence[GenerateChoice | GenerateStreamChoice]) -> None:
+    """Raises `BadRequest` where the text of all ids, and their bytes in logprobs, would be more than an answer has."""
+    tokenizer = model.tokenizer
+    count = sum(len(choice.token_ids or ()) + _named(choice) for choice in choices)
+    if count * tokenizer.max_bytes_per_token <= MAX_TEXT_BYTES:
+        return
+    pieces, size = tokenizer.pieces, 0
+    for choice in choices:
+        size += text_size(model, choice.token_ids or ())
+        for entry in (choice.logprobs.content if choice.logprobs is not None else None) or ():
+            for one in (entry, *(entry.top_logprobs or ())):
+                if one.token_id is not None and tokenizer.knows(one.token_id):
+                    size += _WRITTEN_BYTE * len(pieces[one.token_id])
+        if size > MAX_TEXT_BYTES:
+            raise BadRequest(
+                f"token_ids: the text of all of them has more than {MAX_TEXT_BYTES} bytes", param="token_ids"
+            )
+
+
+def text_size(model: DerenderModel, ids: Sequence[int]) -> int:
+    """The bytes of the text of ids, of which some may be outside the vocabulary."""
+    pieces, knows = model.tokenizer.pieces, model.tokenizer.knows
+    return sum(len(pieces[i]) for i in ids if knows(i))
+
+
+def _named(choice: GenerateChoice | GenerateStreamChoice) -> int:
+    """How often a choice's logprobs name a token, in bytes of its piece."""
+    content = (choice.logprobs.content if choice.logprobs is not None else None) or ()
+    return _WRITTEN_BYTE * sum(1 + len(entry.top_logprobs or ()) for entry in content)
 
 
 def check_choice(model: DerenderModel, choice: GenerateChoice | GenerateStreamChoice) -> None:
@@ -63,15 +125,12 @@ def check_choice(model: DerenderModel, choice: GenerateChoice | GenerateStreamCh
         )
 
 
-def check_prompt_ids(model: DerenderModel, ids: Sequence[int] | None) -> None:
+def check_prompt_ids(model: DerenderModel, ids: Sequence[int] | None, *, param: str = "prompt_token_ids") -> None:
     """Raises `BadRequest` for a prompt longer than the model takes, or with ids outside its vocabulary."""
     if ids is None:
         return
     if len(ids) > model.max_model_len:
-        raise BadRequest(
-            f"prompt_token_ids length ({len(ids)}) exceeds max_model_len ({model.max_model_len}).",
-            param="prompt_token_ids",
-        )
+        raise BadRequest(f"{param} length ({len(ids)}) exceeds max_model_len ({model.max_model_len}).", param=param)
 
 
 def check_stream(
@@ -87,6 +146,7 @@ def check_stream(
         raise BadRequest(f"choices count ({len(choices)}) exceeds server maximum ({model.max_n_sequences}).")
     for choice in choices:
         check_choice(model, choice)
+    check_text(model, choices)
     prompt_length = len(prompt) if prompt is not None else 0
     delta = max((len(choice.token_ids or ()) for choice in choices), default=0)
     if prompt_length + before + delta > model.max_model_len:

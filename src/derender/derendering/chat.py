@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from derender.derendering.bounds import check_prompt_ids, check_responses
+from derender.derendering.bounds import check_prompt_ids, check_repeated, check_responses
 from derender.derendering.choice import ChoiceDelta, ChoiceStream
 from derender.derendering.ids import response_id
 from derender.derendering.logprobs import TokenTexts
@@ -46,6 +46,8 @@ def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatComple
     prompt_ids = request.prompt_token_ids if request.prompt_token_ids is not None else response.prompt_token_ids
     options = _options(model, request, prompt_ids)
     identity = response_id(response.request_id)
+    prefix = _echoed(asked)
+    check_repeated(len(prefix) * (len(response.choices) - 1))
     choices: list[ChatChoice] = []
     generated = reasoned = 0
     for position, choice in enumerate(response.choices):
@@ -61,7 +63,7 @@ def derender_chat(texts: TokenTexts, request: DerenderChatRequest) -> ChatComple
         )
         generated += len(delta.token_ids)
         reasoned += stream.reasoning
-        choices.append(_choice(model, choice, stream, delta, options, identity, _echoed(asked)))
+        choices.append(_choice(model, choice, stream, delta, options, identity, prefix))
     usage = total_usage(prompt_count(request.prompt_tokens, response), generated, response.usage)
     return ChatCompletionResponse(
         id=identity,
@@ -182,7 +184,8 @@ class ChatStreamDerenderer:
         """The next chunk. Raises `BadRequest`, `BadState`."""
         model, context = self._texts.model, self._context
         options, streams = self._open(chunk)
-        identity = response_id(chunk.request_id)
+        prefix = _echoed(context.chat_request)
+        check_repeated(len(prefix) * (len(chunk.choices) - 1))
         choices: list[ChatStreamChoice] = []
         first = False
         for choice, stream, delta in streams.push(chunk, prompt_token_ids=context.prompt_token_ids):
@@ -191,8 +194,8 @@ class ChatStreamDerenderer:
             if not stream.role_sent:
                 stream.role_sent = first = True
                 role = "assistant"
-                text = _echoed(context.chat_request) + text
-            ids = _ids(options, identity, choice.index)
+                text = prefix + text
+            ids = _ids(options, streams.identity, choice.index)
             choices.append(
                 ChatStreamChoice(
                     index=choice.index,
@@ -207,8 +210,8 @@ class ChatStreamDerenderer:
         if usage is not None and options.reading is not None:
             usage = with_reasoning(usage, streams.reasoned)
         return ChatCompletionChunk(
-            id=identity,
-            created=int(time.time()),
+            id=streams.identity,
+            created=streams.created,
             model=context.model or model.name,
             choices=choices,
             usage=usage,

@@ -126,7 +126,7 @@ class ChoiceStream:
         self.count += len(ids)
         first = before - len(self._held_stop) if ids else before
         shown = self._without_stop_token(known, finish=finish, stop_reason=stop_reason)
-        reported = stop_reason if finish and isinstance(stop_reason, str) else None
+        reported = stop_reason if finish_reason == "stop" and isinstance(stop_reason, str) else None
         if reported is not None:
             self._matcher.also(reported)
         if self._options.stop or reported is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from derender.derendering.bounds import check_prompt_ids, check_responses
+from derender.derendering.bounds import check_prompt_ids, check_repeated, check_responses, prompt_size
 from derender.derendering.choice import ChoiceDelta, ChoiceStream
 from derender.derendering.ids import response_id
 from derender.derendering.logprobs import TokenTexts
@@ -61,7 +61,7 @@ class _Prompt:
         if not self.echo or asked is None:
             return
         skip = asked.skip_special_tokens
-        self.text = prompt_text(asked.prompt, number, ids=ids, tokenizer=tokenizer, skip=skip)
+        self.text = prompt_text(asked.prompt, number, ids=ids, model=texts.model, skip=skip)
         self.length = len(self.text)
         if asked.logprobs is not None and ids is not None and logprobs and len(logprobs) == len(ids):
             hidden = tokenizer.special_ids if skip else frozenset()
@@ -102,11 +102,20 @@ def derender_completions(texts: TokenTexts, request: DerenderCompletionRequest) 
         check_prompt_ids(model, ids)
     options = derender_options(asked, eos_token_ids=model.eos_token_ids)
     choices: list[CompletionChoice] = []
-    prompt_tokens = generated = 0
+    prompt_tokens = generated = repeated = 0
     for number, response in enumerate(responses):
         given = request.prompt_token_ids[number] if request.prompt_token_ids is not None else None
         prompt_ids = given if given is not None else response.prompt_token_ids
         prompt = _Prompt(texts, asked, number=number, ids=prompt_ids, logprobs=response.prompt_logprobs)
+        shared = number > 0 and asked is not None and isinstance(asked.prompt, str)
+        size = prompt_size(
+            text=prompt.text,
+            ids=prompt_ids if options.return_token_ids else None,
+            logprobs=response.prompt_logprobs,
+            twice=prompt.entries is not None,
+        )
+        repeated += size * (len(response.choices) - (not shared))
+        check_repeated(repeated)
         filled = fill_prompt_logprobs(texts, response.prompt_logprobs, prompt_ids=prompt_ids)
         prompt_tokens += prompt_count(request.prompt_tokens[number] if request.prompt_tokens else None, response)
         for position, choice in enumerate(response.choices):
@@ -198,6 +207,10 @@ class CompletionStreamDerenderer:
             self._streams = ChoiceStreams(texts, options, state=context.stream_state, continues=bool(self._prompt_ids))
         streams, prompt_ids = self._streams, self._prompt_ids
         only = asked is not None and bool(asked.echo) and asked.max_tokens == 0
+        if asked is not None and asked.echo and isinstance(asked.prompt, str):
+            check_repeated(len(asked.prompt) * (len(chunk.choices) - 1))
+        if options.return_token_ids:
+            check_repeated(prompt_size(ids=prompt_ids) * (len(chunk.choices) - 1))
         choices: list[CompletionStreamChoice] = []
         for choice, stream, delta in streams.push(chunk, prompt_token_ids=context.prompt_token_ids):
             first = not (stream.role_sent or streams.resumed)
@@ -218,8 +231,8 @@ class CompletionStreamDerenderer:
                 )
             )
         return CompletionChunk(
-            id=response_id(chunk.request_id),
-            created=int(time.time()),
+            id=streams.identity,
+            created=streams.created,
             model=context.model or texts.model.name,
             choices=choices,
             usage=stream_usage(context.prompt_tokens, chunk.usage),

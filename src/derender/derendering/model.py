@@ -39,6 +39,9 @@ class DerenderModel:
     formats: Formats | None = None
     """The model's output format; None: all that is visible is content."""
 
+    state_key: bytes | None = None
+    """Signs the state of streams that callers carry; None leaves it unsigned."""
+
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     unknown_ids: UnknownIds = field(default_factory=UnknownIds)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from derender.derendering.bounds import check_prompt_ids
 from derender.derendering.logprobs import LogprobResolver, TokenTexts, free_name
+from derender.derendering.model import DerenderModel
 from derender.protocol.common import PromptLogprob, PromptLogprobs
 from derender.protocol.completions import CompletionLogprobs
 from derender.protocol.errors import BadRequest
-from derender.tokenizer import Tokenizer
 
 
 def chat_echo(messages: Sequence[dict[str, Any]]) -> str:
@@ -23,15 +24,17 @@ def chat_echo(messages: Sequence[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def prompt_text(prompt: Any, number: int, *, ids: Sequence[int] | None, tokenizer: Tokenizer, skip: bool) -> str:
+def prompt_text(prompt: Any, number: int, *, ids: Sequence[int] | None, model: DerenderModel, skip: bool) -> str:
     """The text of prompt `number` of a completions request: as it was given, or its ids decoded (special ones shown
-    unless `skip`)."""
+    unless `skip`). Raises `BadRequest` for ids that are no prompt of the model's."""
+    tokenizer = model.tokenizer
     given = prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         given = prompt[number] if number < len(prompt) else None
     if isinstance(given, str):
         return given
     known = given if isinstance(given, list) and given else list(ids or ())
+    check_prompt_ids(model, known, param="completion_request.prompt")
     if any(not isinstance(i, int) or not tokenizer.knows(i) for i in known):
         raise BadRequest(
             "completion_request.prompt has token ids outside the vocabulary", param="completion_request.prompt"

@@ -58,7 +58,8 @@ def chat_reading(
         choice = "none"
     compiled = formats.compiled(choice)
     start: Region
-    if reasoning_ended is None:
+    # Where reasoning is hidden, a rendered request says that it has ended, for the engine's sake, whatever is true.
+    if reasoning_ended is None or not visible:
         start = start_region(compiled, prompt_ids, kwargs)
     else:
         start = "content" if reasoning_ended or compiled.table.reasoning is None else "reasoning"

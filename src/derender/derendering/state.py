@@ -3,7 +3,10 @@ fixed text. vLLM's own state, from a fleet that has both, is converted."""
 
 from __future__ import annotations
 
+import base64
 import codecs
+import hashlib
+import hmac
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -17,6 +20,9 @@ from derender.protocol.errors import InvalidBody
 from derender.tokenizer import Tokenizer
 
 VERSION = 1
+MAX_ID = 256
+"""Characters of a request id that a state carries; of a longer one it carries none."""
+
 _Byte = Annotated[int, Meta(ge=0, le=255)]
 _Waiting = Annotated[list[_Byte], Meta(max_length=4096)]
 _MOST = 2**53
@@ -60,9 +66,16 @@ class ChoiceState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StreamState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All choices of a stream, by index. `derender` is the version of this form."""
+    """All choices of a stream, by index.
+
+    `derender` is the version of this form. `id`, `created` (Unix seconds): of the stream, told in each of its chunks.
+    `mac`: the server's signature over the rest, where it has a key.
+    """
 
     derender: int = VERSION
+    id: Annotated[str, Meta(max_length=MAX_ID)] = ""
+    created: _Count = 0
+    mac: str = ""
     choices: dict[str, ChoiceState] = {}
 
 
@@ -75,8 +88,12 @@ class BadState(InvalidBody):
         )
 
 
-def decode_state(value: Any, *, tokenizer: Tokenizer, options: DerenderOptions) -> StreamState | VllmStreamState:
+def decode_state(
+    value: Any, *, tokenizer: Tokenizer, options: DerenderOptions, key: bytes | None
+) -> StreamState | VllmStreamState:
     """A state as it came back from the caller. Raises `BadState`.
+
+    With a `key`, only what was signed with it is a state; vLLM's own is not.
 
     What it holds back must be something that these options hold back: whatever else stood there would be given out
     as the model's text.
@@ -86,12 +103,14 @@ def decode_state(value: Any, *, tokenizer: Tokenizer, options: DerenderOptions) 
     if not isinstance(value, dict):
         raise BadState
     try:
+        if key is not None and not hmac.compare_digest(_mac(value, key), str(value.get("mac", "")).encode()):
+            raise BadState
         if "derender" not in value:
             if value and value.keys().isdisjoint(VllmStreamState.__struct_fields__):
                 raise BadState
             return _checked_vllm(msgspec.convert(value, VllmStreamState))
         state = msgspec.convert(value, StreamState)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.ValidationError, RecursionError, UnicodeError):
         raise BadState from None
     if state.derender != VERSION:
         raise BadState
@@ -135,7 +154,28 @@ def _checked_vllm(state: VllmStreamState) -> VllmStreamState:
     return state
 
 
-def encode_state(choices: Mapping[int, ChoiceState], *, keep: Mapping[str, ChoiceState]) -> dict[str, Any]:
+def encode_state(
+    choices: Mapping[int, ChoiceState],
+    *,
+    keep: Mapping[str, ChoiceState],
+    identity: str,
+    created: int,
+    key: bytes | None,
+) -> dict[str, Any]:
     """The state to give out: the choices that this chunk moved, and the others as they were."""
     states = {**keep, **{str(index): state for index, state in choices.items()}}
-    return {"derender": VERSION, "choices": {index: msgspec.to_builtins(state) for index, state in states.items()}}
+    state: dict[str, Any] = {
+        "derender": VERSION,
+        "id": identity if len(identity) <= MAX_ID else "",
+        "created": created,
+        "choices": {index: msgspec.to_builtins(choice) for index, choice in states.items()},
+    }
+    if key is not None:
+        state["mac"] = _mac(state, key).decode()
+    return state
+
+
+def _mac(state: Mapping[str, Any], key: bytes) -> bytes:
+    """The signature of a state: its members but `mac`, in the order of their names."""
+    signed = msgspec.json.encode({name: value for name, value in state.items() if name != "mac"}, order="sorted")
+    return base64.urlsafe_b64encode(hmac.digest(key, signed, hashlib.sha256)[:18])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from derender.derendering.bounds import check_stream
 from derender.derendering.choice import ChoiceDelta, ChoiceStream
+from derender.derendering.ids import response_id
 from derender.derendering.logprobs import TokenTexts
 from derender.derendering.options import DerenderOptions
 from derender.derendering.state import BadState, ChoiceState, StreamState, decode_state, encode_state
@@ -21,9 +23,16 @@ class ChoiceStreams:
         self._texts = texts
         self._options = options
         self._continues = continues
-        decoded = decode_state(state, tokenizer=texts.model.tokenizer, options=options)
+        decoded = decode_state(state, tokenizer=texts.model.tokenizer, options=options, key=texts.model.state_key)
         self._vllm = decoded if isinstance(decoded, VllmStreamState) else None
         self._states = decoded.choices if isinstance(decoded, StreamState) else {}
+        known = decoded if isinstance(decoded, StreamState) else StreamState()
+        self.identity = known.id
+        """The id of the answer, the same in all its chunks; empty before the first."""
+
+        self.created = known.created or int(time.time())
+        """When the answer began, in Unix seconds."""
+
         self.resumed = self._vllm is not None
         """Whether the state is vLLM's, which does not tell a completions stream's first chunk."""
         self.moved: dict[int, ChoiceStream] = {}
@@ -37,6 +46,10 @@ class ChoiceStreams:
 
         Raises `BadRequest` for a chunk that the model cannot have given.
         """
+        if not self.identity:
+            self.identity = response_id(chunk.request_id)
+        elif chunk.request_id and chunk.request_id != self.identity:
+            raise BadState  # another stream's
         before = max((*(s.count for s in self._states.values()), *(s.count for s in self.moved.values())), default=0)
         if self._vllm is not None:
             before = max(before, len(self._vllm.output_token_ids))
@@ -98,4 +111,10 @@ class ChoiceStreams:
 
     def state(self) -> dict[str, Any]:
         """The state to give out."""
-        return encode_state({i: stream.snapshot() for i, stream in self.moved.items()}, keep=self._states)
+        return encode_state(
+            {i: stream.snapshot() for i, stream in self.moved.items()},
+            keep=self._states,
+            identity=self.identity,
+            created=self.created,
+            key=self._texts.model.state_key,
+        )

@@ -107,6 +107,7 @@ def _expression(name: str, body: list[_Token], names: dict[str, str]) -> str:
     parts: list[str] = []
     open_at: list[int] = []
     empty = True  # whether the alternative has nothing yet
+    counted = False  # whether what stands last is repeated already
     for token in body:
         text = token.text
         if token.kind == "sign" and text in "(|)":
@@ -120,14 +121,18 @@ def _expression(name: str, body: list[_Token], names: dict[str, str]) -> str:
                 open_at.append(token.line)
             parts.append(text)
             empty = text != ")"
+            counted = False
             continue
         if token.kind == "count" or (token.kind == "sign" and text != "."):
             if empty:
                 raise GrammarError(f"line {token.line}: {text} with nothing before it")
+            if counted:
+                raise GrammarError(f"line {token.line}: {text} after a repetition needs parentheses around that")
+            counted = True
             parts[-1] = f"({parts[-1]}){_count(text)}" if parts[-1] != ")" else f"){_count(text)}"
             continue
         parts.append(_item(token, names))
-        empty = False
+        empty = counted = False
     if open_at:
         raise GrammarError(f"line {open_at[-1]}: ( without ) in rule {name}")
     if empty:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 import uuid
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from derender.engines.base import Capabilities, EngineLoad, EngineModel
 from derender.engines.llama_backend import BackendOptions, LlamaBackend
-from derender.engines.sampling import Limits, Plan, plan
+from derender.engines.sampling import Limits, Plan, plan, plans_long
 from derender.engines.scheduler import Backend, Job, Scheduler, Token
 from derender.protocol.common import Usage
 from derender.protocol.errors import ApiError, Unavailable
@@ -138,7 +139,8 @@ class LlamaCppEngine:
             run.close()
 
     async def _plan(self, request: GenerateRequest) -> Plan:
-        planned = plan(request, self.limits, random_seed=lambda: secrets.randbits(62))
+        make = functools.partial(plan, request, self.limits, random_seed=lambda: secrets.randbits(62))
+        planned = await asyncio.to_thread(make) if plans_long(request) else make()
         constraint = planned.choices[0].constraint
         if constraint is not None:
             await asyncio.to_thread(self._backend.check, constraint)
@@ -201,6 +203,7 @@ class _Run:
 
     def close(self) -> None:
         """Ends at the engine what is not at its end yet."""
+        self._scheduler.forget(self._job)
         if self._open:
             self._scheduler.abort(self._job)
 

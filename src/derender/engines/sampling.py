@@ -21,6 +21,8 @@ _LOWEST_TEMPERATURE = 0.01  # what vLLM raises a smaller one to
 _BIAS = 100.0
 MAX_GRAMMAR = 65536  # bytes of a constraint
 _MAX_STREAM_INTERVAL = 2**31
+_FEW, _MANY_LISTED = 64, 4096  # choices and listed ids that are planned within a millisecond
+_MOST_LISTED = 4  # ids in a list, for each of the vocabulary
 
 ConstraintKind = Literal["json_schema", "regex", "lark"]
 
@@ -80,6 +82,13 @@ class Limits:
     constraints: Collection[ConstraintKind] = field(default_factory=frozenset)
 
 
+def plans_long(request: GenerateRequest) -> bool:
+    """Whether `plan` may take more than some milliseconds for a request."""
+    p = request.sampling_params
+    listed = sum(len(_value(ids, None) or ()) for ids in (p.stop_token_ids, p.allowed_token_ids, p.logit_bias))
+    return _value(p.n, 1) > _FEW or listed > _MANY_LISTED or _value(p.structured_outputs, None) is not None
+
+
 def plan(request: GenerateRequest, limits: Limits, *, random_seed: Callable[[], int]) -> Plan:
     """The request as values, its limits checked. Raises `BadRequest` naming the field, `NotFound` for the model."""
     if request.model is not None and request.model not in limits.names:
@@ -87,6 +96,7 @@ def plan(request: GenerateRequest, limits: Limits, *, random_seed: Callable[[], 
     _refuse_what_is_not_done(request)
     p = request.sampling_params
     _check_ranges(p)
+    _check_prompt_length(len(request.token_ids), limits.max_model_len)
     _check_ids("token_ids", request.token_ids, limits.vocab_size)
     logprobs = _logprobs(p, limits)
     n = _value(p.n, 1)
@@ -103,12 +113,12 @@ def plan(request: GenerateRequest, limits: Limits, *, random_seed: Callable[[], 
     if greedy and n > 1:
         raise BadRequest(f"n must be 1 when using greedy sampling, got {n}.", param="n")
     stops = _value(p.stop_token_ids, None) or []
-    _check_ids("stop_token_ids", stops, limits.vocab_size)
+    _check_list("stop_token_ids", stops, limits.vocab_size)
     allowed = _value(p.allowed_token_ids, None)
     if allowed is not None:
         if not allowed:
             raise BadRequest("allowed_token_ids is not None and empty!", param="allowed_token_ids")
-        _check_ids("allowed_token_ids", allowed, limits.vocab_size)
+        _check_list("allowed_token_ids", allowed, limits.vocab_size)
     seed = _value(p.seed, None)
     if seed is None or seed == -1:
         seed = random_seed()
@@ -233,6 +243,13 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     )
 
 
+def _check_list(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """The same for a list that is looked through for each choice."""
+    if len(ids) > _MOST_LISTED * vocab_size:
+        raise BadRequest(f"{name} has {len(ids)} ids, of a vocabulary of {vocab_size}", param=name)
+    _check_ids(name, ids, vocab_size)
+
+
 def _logprobs(p: SamplingParams, limits: Limits) -> int | None:
     k: int | None = _value(p.logprobs, None)
     if k is None:
@@ -248,14 +265,17 @@ def _logprobs(p: SamplingParams, limits: Limits) -> int | None:
     return asked
 
 
-def _max_tokens(p: SamplingParams, *, prompt: int, max_model_len: int) -> int:
-    """The most tokens to generate: what was asked, or what is left of the context. The words are vLLM's."""
+def _check_prompt_length(prompt: int, max_model_len: int) -> None:
     if prompt > max_model_len:
         raise BadRequest(
             f"The decoder prompt (length {prompt}) is longer than the maximum model length of {max_model_len}. "
             "Make sure that `max_model_len` is no smaller than the number of text tokens.",
             param="token_ids",
         )
+
+
+def _max_tokens(p: SamplingParams, *, prompt: int, max_model_len: int) -> int:
+    """The most tokens to generate: what was asked, or what is left of the context. The words are vLLM's."""
     asked: int | None = _value(p.max_tokens, None)
     if prompt + (asked or 1) > max_model_len:
         wanted = "at least 1" if asked is None else asked

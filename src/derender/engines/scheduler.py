@@ -20,6 +20,9 @@ from derender.protocol.generate import GenerateLogprob
 
 logger = logging.getLogger("derender.engine")
 
+MAX_WAITING = 1 << 17
+"""Sequences that may wait for a slot, of all jobs together. One request may ask for 16,384."""
+
 
 class Row(NamedTuple):
     """One token to decode: its slot and position, and whether the distribution after it is wanted."""
@@ -132,6 +135,7 @@ class Scheduler:
         self._waiting: list[tuple[int, int, _Sequence]] = []
         self._order = itertools.count()
         self._slots = [_Slot(number) for number in range(backend.slots)]
+        self._jobs: dict[str, list[Job]] = {}  # those whose end nobody has seen yet, by request id
         self._sweep = False
         self._closing = False
         self._failed = False
@@ -146,10 +150,16 @@ class Scheduler:
         return self._thread.is_alive() and not self._closing and not self._failed
 
     def submit(self, job: Job) -> None:
-        """Queues every choice of a job: those of lower `priority` first, then in order of arrival."""
+        """Queues every choice of a job: those of lower `priority` first, then in order of arrival.
+
+        Raises `Unavailable` where too many wait. `forget` the job when its end has been seen.
+        """
         with self._wake:
             if self._closing or self._failed:
                 raise Unavailable("the engine is not running")
+            if len(self._waiting) + len(job.choices) > MAX_WAITING:
+                raise Unavailable("the engine has too many requests waiting; try again later")
+            self._jobs.setdefault(job.request_id, []).append(job)
             for index, sampling in enumerate(job.choices):
                 sequence = _Sequence(job, index, sampling)
                 heapq.heappush(self._waiting, (job.priority, next(self._order), sequence))
@@ -165,10 +175,19 @@ class Scheduler:
     def abort_ids(self, request_ids: Collection[str]) -> None:
         """The same for all jobs with one of these ids."""
         with self._wake:
-            for sequence in self._open():
-                if sequence.job.request_id in request_ids:
-                    sequence.job.aborted = self._sweep = True
+            for request_id in request_ids:
+                for job in self._jobs.get(request_id, ()):
+                    job.aborted = self._sweep = True
             self._wake.notify()
+
+    def forget(self, job: Job) -> None:
+        """Nobody waits for the job any longer: `abort_ids` does not know it from now on."""
+        with self._wake:
+            jobs = self._jobs.get(job.request_id, [])
+            if job in jobs:
+                jobs.remove(job)
+            if not jobs:
+                self._jobs.pop(job.request_id, None)
 
     def load(self) -> EngineLoad:
         running = sum(slot.sequence is not None for slot in self._slots)

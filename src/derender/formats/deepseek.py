@@ -58,3 +58,11 @@ DEEPSEEK_V31 = OutputFormat(
     end_of_turn=_END,
     turn_starts=_TURN,
 )
+
+HOLO2 = OutputFormat(
+    name="holo2",
+    reasoning=Reasoning(
+        tags=tags("<think>", "</think>"), switches=(Switch(name="thinking"), Switch(name="enable_thinking"))
+    ),
+)
+"""Reasoning as V3.1 has it, on unless a switch turns it off."""

@@ -13,14 +13,12 @@ PAIRS = Parameters(
     close="</arg_value>",
 )
 
+SWITCHES = (Switch(name="enable_thinking"), Switch(name="thinking"))
+THINK = Reasoning(tags=tags("<think>", "</think>"), switches=SWITCHES, strip=True)
+
 GLM47 = OutputFormat(
     name="glm47",
-    reasoning=Reasoning(
-        tags=tags("<think>", "</think>"),
-        switches=(Switch(name="enable_thinking"), Switch(name="thinking")),
-        strip=True,
-        duplicates=Reopen.REOPEN,
-    ),
+    reasoning=THINK.replace(duplicates=Reopen.REOPEN),
     calls=(
         Calls(
             call=tags("<tool_call>", "</tool_call>"),
@@ -35,3 +33,32 @@ GLM47 = OutputFormat(
 )
 
 GLM45 = GLM47.replace(name="glm45")
+
+LING3 = GLM47.replace(
+    name="ling3",
+    reasoning=THINK.replace(switches=(*SWITCHES, Switch(name="thinking_option", off=("off",)))),
+    end_of_turn=("<|role_end|>",),
+    turn_starts=("<role>ASSISTANT</role>",),
+)
+
+POOLSIDE_V1 = GLM47.replace(
+    name="poolside_v1",
+    reasoning=THINK,
+    end_of_turn=("</assistant>",),
+    turn_starts=("<assistant>",),
+)
+
+SPARK25 = GLM47.replace(name="spark25", end_of_turn=(), turn_starts=())
+
+IQUEST_Q1 = GLM47.replace(
+    name="iquest_q1",
+    calls=(
+        GLM47.calls[0].replace(
+            call=tags("<iquest_tool_call>", "</iquest_tool_call>"),
+            header=NAME + "(?=«<arg_key>»|«</iquest_tool_call>»)",
+            structural_tag=None,
+        ),
+    ),
+    end_of_turn=(),
+    turn_starts=("<|iquest_assistant|>",),
+)

@@ -63,14 +63,15 @@ class Reasoning(Table, frozen=True, kw_only=True):
     """How reasoning is written.
 
     `start`: the region that an output begins in when the prompt's tail has no marker of this turn and no switch says
-    otherwise. `ended_by_call`: a call's opener ends it too. `strip`: white space at its end is dropped. `prefix`: text
-    that the model writes after the opener and that is no reasoning.
+    otherwise. `ended_by_call`: a call's opener ends it too. `ended_by_answer`: the answer's does. `strip`: white space
+    at its end is dropped. `prefix`: text that the model writes after the opener and that is no reasoning.
     """
 
     tags: Tags
     start: Literal["reasoning", "content"] = "reasoning"
     switches: tuple[Switch, ...] = (Switch(name="enable_thinking"),)
     ended_by_call: bool = True
+    ended_by_answer: bool = False
     strip: bool = False
     prefix: str = ""
     duplicates: Reopen = Reopen.SWALLOW
@@ -84,7 +85,8 @@ class JsonMembers(Table, frozen=True, kw_only=True):
 
     The arguments are the model's own characters from the opening to the matching bracket. `name` None: the object's
     only key is the name and its value the arguments. `array`: a JSON array of such objects, one call each. `no_call`:
-    names by which the model says that it calls nothing.
+    names by which the model says that it calls nothing. `fence`: what closes a code fence around it, which the call's
+    opener has opened.
     """
 
     name: str | None = "name"
@@ -92,6 +94,7 @@ class JsonMembers(Table, frozen=True, kw_only=True):
     id: str | None = None
     array: bool = False
     no_call: tuple[str, ...] = ()
+    fence: str = ""
 
 
 class JsonValue(Table, frozen=True, kw_only=True):
@@ -109,6 +112,9 @@ class Typing(Enum):
     ATTRIBUTE = "attribute"
     """The opener's group `string` says true (text) or false (JSON); the group `type` names a type."""
 
+    VALUE = "value"
+    """From the value itself: it is JSON where it can be read as such, else a string."""
+
 
 ATTRIBUTE = r"""["']?(?P<key>[^"'<>\n]{0,256})["']?\s{0,8}>"""
 """A parameter's key in an attribute, up to the tag's end; quotes of either kind or none."""
@@ -121,8 +127,8 @@ class Parameters(Table, frozen=True, kw_only=True):
     `key`: the pattern from there to the value, with the group `key`. `close`: the value's closer; it counts where only
     another parameter or the call's real end follows. `unclosed`: a value whose closer is missing ends at the opener of
     another parameter that the tool has. `newline`: one newline at each end of a value is framing. `trim`: white space
-    at both ends is. `xml`: entities stand for characters, and CDATA sections are text as it is. `wrappers`: keys under
-    which a model may put all arguments as one object.
+    at both ends is. `xml`: entities stand for characters, and CDATA sections are text as it is. `entities`: entities
+    in keys stand for characters. `wrappers`: keys under which a model may put all arguments as one object.
     """
 
     open: str
@@ -132,6 +138,7 @@ class Parameters(Table, frozen=True, kw_only=True):
     newline: bool = False
     trim: bool = False
     xml: bool = False
+    entities: bool = False
     wrappers: tuple[str, ...] = ()
     typing: Typing = Typing.SCHEMA
 

@@ -7,13 +7,15 @@ allows no null), local references are followed, and a number keeps the digits th
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
+
+from derender.parser.json_text import is_json, quoted
+from derender.parser.python_value import python_as_json
 
 _ALIASES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
@@ -30,11 +32,6 @@ _ALIASES = {
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"([+-]?)([0-9]+)(?:\.0*)?")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_PYTHON_TOKEN = re.compile(
-    r"""\s+|[\[\]{},:()]|(?P<word>True|False|None)\b|[+-]?[0-9.][0-9.eE+-]*"""
-    r"""|'(?P<single>(?:[^'\\\n]|\\.)*)'|"(?P<double>(?:[^"\\\n]|\\.)*)\""""
-)
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _DEEPEST = 24
 _LONGEST_WHOLE = 40  # digits up to which an exponent is written out
 STRING = frozenset(("string",))
@@ -69,6 +66,10 @@ class ToolSchemas:
             if root is not None:
                 self._properties[tool] = found
         return found
+
+    def root(self, tool: str) -> Mapping[str, Any]:
+        """The schema of all parameters of a tool, which local references start from; empty where there is none."""
+        return self._schemas.get(tool, {})
 
     def keys(self, tool: str) -> frozenset[str]:
         """The names of a tool's parameters; empty where nothing is known."""
@@ -180,11 +181,6 @@ def _type_name(value: Any) -> str:
     return "array" if isinstance(value, list) else "string"
 
 
-def quoted(text: str) -> str:
-    """Text as a JSON string, characters kept as they are."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def coerce(text: str, types: Types) -> str:
     """A parameter's text as JSON, by the types that it may have.
 
@@ -205,7 +201,7 @@ def coerce(text: str, types: Types) -> str:
     if types & {"object", "array"} and bare[:1] in ("{", "[", "("):
         if is_json(bare):
             return bare
-        as_json = _from_python(bare)
+        as_json = python_as_json(bare)
         if as_json is not None:
             return as_json
     if "string" in types or not types:
@@ -238,57 +234,3 @@ def _number(text: str) -> str:
     mantissa, exponent = re.split("(?=[eE])|$", text.lstrip("+-"), maxsplit=1)
     whole, _, fraction = mantissa.partition(".")
     return sign + (whole.lstrip("0") or "0") + ("." + fraction if fraction else "") + exponent
-
-
-def is_json(text: str) -> bool:
-    """Whether text is one finite JSON value."""
-    try:
-        json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=len)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(text)
-    return 0.0
-
-
-def _from_python(text: str) -> str | None:
-    """A Python literal of containers, strings, numbers, True, False and None as JSON; None if it is none."""
-    parts: list[str] = []
-    at = 0
-    while at < len(text):
-        found = _PYTHON_TOKEN.match(text, at)
-        if found is None:
-            return None
-        at = found.end()
-        if found["word"]:
-            parts.append(_WORDS[found["word"]])
-        elif found["single"] is not None or found["double"] is not None:
-            body = found["single"] if found["single"] is not None else found["double"]
-            parts.append(quoted(_PYTHON_ESCAPE.sub(_unescaped, body)))
-        elif not found[0].isspace():
-            if found[0] in ")]}" and parts and parts[-1] == ", ":
-                parts.pop()
-            parts.append(_AS_JSON.get(found[0], found[0]))
-    made = "".join(parts)
-    return made if is_json(made) else None
-
-
-_PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
-_AS_JSON = {"(": "[", ")": "]", ",": ", ", ":": ": "}
-_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "b": "\b", "f": "\f", "0": "\0"}
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    code = found[1] or found[2]
-    if code:
-        character = chr(int(code, 16))
-        return found[0] if "\ud800" <= character <= "\udfff" else character
-    return _CONTROLS.get(found[3], found[0])

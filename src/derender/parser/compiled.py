@@ -20,10 +20,13 @@ from derender.formats.table import (
     Tags,
 )
 from derender.parser.coerce import ToolSchemas
+from derender.parser.elements import NestedElementsReader
 from derender.parser.json_scan import enders
+from derender.parser.key_values import KeyValuesReader
 from derender.parser.marks import Marks, Partial
 from derender.parser.members import MembersReader
 from derender.parser.parameters import ParametersReader
+from derender.parser.python_call import PythonCallReader
 from derender.parser.reader import Reader
 from derender.parser.structure import Frame, Structure
 from derender.parser.value import ValueReader
@@ -36,7 +39,7 @@ _BLANK = " \t\r\n\f\v"
 class Search:
     """Finds the first of some literals in marked text, and what at its end may still become one."""
 
-    __slots__ = ("kinds", "partial", "pattern")
+    __slots__ = ("_growing", "kinds", "partial", "pattern")
 
     def __init__(self, kinds: Iterable[tuple[str, str]]) -> None:
         """`kinds`: literals, each with what it means; of several meanings the first counts."""
@@ -47,6 +50,18 @@ class Search:
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
         self.partial = Partial(ordered)
+        self._growing = frozenset(
+            text for text in ordered for other in ordered if other != text and other.startswith(text)
+        )
+
+    def find(self, text: str, at: int, *, end: bool) -> re.Match[str] | None:
+        """The first literal; None also where it may still become a longer one. `end`: nothing follows the text."""
+        found = self.pattern.search(text, at)
+        if found is not None and not end and found[0] in self._growing:
+            rest = len(text) - found.start()
+            if self.partial.held(text, found.start()) == rest:
+                return None
+        return found
 
 
 class Chain:
@@ -81,9 +96,12 @@ class Grammar:
         self.call_close = _literals(table.call, marks, "close")
         if table.call is None:
             body = table.body
-            self.call_open = ("[",) if isinstance(body, JsonMembers) and body.array else ("{",)
+            listed = isinstance(body, PythonCall) or (isinstance(body, JsonMembers) and body.array)
+            self.call_open = ("[",) if listed else ("{",)
         self.bare_body = table.call is None
-        self.unmarked = table.call is None and table.section is None
+        fenced = isinstance(table.body, JsonMembers) and bool(table.body.fence)
+        self.unmarked = fenced or (self.bare_body and table.section is None and (table.start_only or not ends))
+        """Whether what announces a call may as well begin an answer."""
         self.header = re.compile(marks.pattern(table.header), re.DOTALL) if table.header else None
         self.ends = ends
         self.closers = (*self.call_close, *self.section_close, *ends)
@@ -107,6 +125,12 @@ class Grammar:
             ]
         )
 
+        fence = _closing_fence(table)
+        self.tail = re.compile(rf"[ \t\r\n}}\]]*(?:({re.escape(fence) or '(?!)'})[ \t\r\n]*)?")
+        """What may stand between a call's body and its closer, and means nothing; group 1 is a closing fence."""
+        self.tails = (*self.closers, *([fence] if fence else []))
+        """What may follow behind it."""
+        self.tail_partial = Partial(self.tails)
         self.junk = Search(
             [
                 *((literal, "close") for literal in self.closers),
@@ -123,6 +147,12 @@ class Grammar:
             return MembersReader(body, marks, self.enders.literals, unmarked=self.unmarked)
         if isinstance(body, JsonValue):
             return ValueReader(body, marks, self.enders.literals)
+        if isinstance(body, KeyValues):
+            return KeyValuesReader(body, marks, self.closers)
+        if isinstance(body, NestedElements):
+            return NestedElementsReader(body, marks, self.enders.literals, schemas, tool=tool)
+        if isinstance(body, PythonCall):
+            return PythonCallReader(body, marks, self.closers)
         if self.structure is not None:
             return ParametersReader(self.structure, marks, self.closers, schemas, tool=tool, sectioned=sectioned)
         raise NotImplementedError(type(body).__name__)
@@ -138,6 +168,15 @@ class CompiledFormat:
         """For a format of messages."""
         ends = self.chain.ends if self.chain is not None else []
         self.grammars = [Grammar(calls, self.marks, tuple(text for text, _ in ends)) for calls in table.calls]
+        for n, grammar in enumerate(self.grammars):  # other ways of writing a call in the same section
+            if grammar.section_open:
+                also = [
+                    (literal, f"other {m}")
+                    for m, other in enumerate(self.grammars)
+                    if m != n and other.section_open == grammar.section_open
+                    for literal in other.call_open
+                ]
+                grammar.in_section = Search([*grammar.in_section.kinds.items(), *also])
         self.others: dict[tuple[int, str], int] = {}
         """Grammar and opener → the grammar that reads what the one refuses: the next one with the same opener."""
         for n, grammar in enumerate(self.grammars):
@@ -178,6 +217,8 @@ class CompiledFormat:
         in_content: list[tuple[str, str]] = [*calls, *answer, *ends]
         in_reasoning = [*((literal, "end") for literal in closes), *ends]
         if reasoning is not None:
+            if reasoning.ended_by_answer:
+                in_reasoning += [pair for pair in answer if pair[1] == "answer"]
             if duplicates is Reopen.REOPEN:
                 in_content += [(literal, "reason") for literal in opens]
             if duplicates is not Reopen.LITERAL:
@@ -204,6 +245,12 @@ class CompiledFormat:
         """In reasoning before anything else: the model may open it once more."""
         self.bare_starts = [n for n, g in enumerate(self.grammars) if g.bare_body and g.table.start_only]
         """Grammars that only a guided engine writes, from the first character on."""
+
+
+def _closing_fence(table: Calls) -> str:
+    if isinstance(table.body, JsonMembers):
+        return table.body.fence
+    return table.body.fence[1] if isinstance(table.body, JsonValue) else ""
 
 
 def _openers(grammar: Grammar) -> tuple[str, ...]:

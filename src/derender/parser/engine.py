@@ -20,7 +20,9 @@ from derender.parser.sink import Sink
 
 HEADER = "header:"
 _LONGEST_HEADER = 4096
+_BLANKS = re.compile(r"\s*")
 _LONGEST_CITATION = 256
+_BETWEEN = " \t\r\n,;"  # may stand between the calls of a section
 _PLACES = frozenset(("content", "reasoning", "section", "header", "body", "close", "junk", "message", "skipped"))
 
 
@@ -29,9 +31,9 @@ class ParserOptions:
     """How to read one output.
 
     `start`: the region it begins in; for a format of messages, `HEADER` and what the prompt has of the first header.
-    `calls`: whether calls are read at all. `complete`: whether a call is given only when it is whole. `trim`: whether white space at the ends of a region belongs to nothing. `show_special`: whether
-    special tokens that are no markers are visible. `strip_blank`: whether a leading blank is dropped. `name`: of the
-    tool that the request demands.
+    `calls`: whether calls are read at all. `complete`: whether a call is given only when it is whole. `trim`: whether
+    white space at the ends of a region belongs to nothing. `show_special`: whether special tokens that are no markers
+    are visible. `strip_blank`: whether a leading blank is dropped. `name`: of the tool that the request demands.
     """
 
     start: str = "content"
@@ -72,14 +74,20 @@ class FormatParser:
         self._content = False  # whether there was any content at all
         self._answer = False  # whether the markers of an answer were opened
         self._calls = compiled.chain is None  # whether the format's own calls may stand in this content
+        reasoning = compiled.table.reasoning
+        thinks = compiled.chain is None and reasoning is not None and reasoning.start == "reasoning"
+        self._off = int(thinks and options.start == "content")
+        """Whether thinking was turned off for this output (1), so that its markers are text; 2 behind an opener."""
+        self._has_prefix = compiled.table.reasoning is not None and bool(compiled.table.reasoning.prefix)
+        self._prefix = self._has_prefix  # whether the text that begins reasoning may still come
         self._ends: list[int] = []  # where in `_text` the tokens of this push end
+        self._settled = 0  # how many of them have their region
         self.regions: list[bool] = []
         """For each token taken since `take_regions`: whether it was reasoning."""
         if compiled.chain is not None:
             self._head = self._marks.literal(options.start.removeprefix(HEADER)) if HEADER in options.start else ""
             self._raw = self._head
-            if compiled.chain.header.pattern.search(self._head) is not None:
-                self._begin_message(self._head)
+            self._opened = compiled.chain.header.pattern.search(self._head) is not None  # the prompt has begun a body
 
     # ------------------------------------------------------------------------------------------ the three verbs
 
@@ -115,6 +123,8 @@ class FormatParser:
             self._content,
             self._answer,
             self._calls,
+            self._prefix,
+            self._off,
             pack(self._sink.state()),
             pack(self._reader.state()) if self._reader is not None else None,
             getattr(self._reader, "tool", ""),
@@ -126,7 +136,7 @@ class FormatParser:
         """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
         try:
             where, region, grammar, sectioned, text, raw, opener, space, said, content, *more = state
-            answer, calls, sink, reader, tool, strip, pending = more
+            answer, calls, prefix, off, sink, reader, tool, strip, pending = more
             if where not in _PLACES or not -1 <= grammar < len(self._compiled.grammars):
                 raise ValueError("no such place")
             if where in ("message", "skipped") and self._compiled.chain is None:
@@ -137,7 +147,8 @@ class FormatParser:
             self._text, self._raw, self._space = str(unpack(text)), str(unpack(raw)), str(space)
             self._opener = str(unpack(opener))
             self._said, self._content, self._calls = bool(said), bool(content), bool(calls)
-            self._answer = bool(answer)
+            self._prefix = bool(prefix) and self._has_prefix
+            self._answer, self._off = bool(answer), int(off)
             self._sink.restore(unpack(sink))
             if reader is not None:
                 if grammar < 0:
@@ -166,31 +177,31 @@ class FormatParser:
     def _run(self, *, end: bool) -> list[Event]:
         text, at = self._text, 0
         while True:
-            before = at, self._where
+            before = at, self._where, self._grammar
             at = getattr(self, f"_in_{self._where}")(text, at, end)
             self._settle(at, reasoning=before[1] == "reasoning")
             if self._again:
-                self._ends = [one - at + len(self._again) for one in self._ends]
+                self._ends = [one - at + len(self._again) for one in self._ends[self._settled :]]
+                self._settled = 0
                 text, at, self._again = self._again + text[at:], 0, ""
-            elif (at, self._where) == before or at >= len(text):
+            elif (at, self._where, self._grammar) == before or at >= len(text):
                 break
         if end:
             self._end(text[at:])
             self._settle(len(text), reasoning=self._where == "reasoning")
             at = len(text)
         self._text = text[at:]
-        self._ends = [one - at for one in self._ends]
+        self._ends = [one - at for one in self._ends[self._settled :]]
+        self._settled = 0
         events, self._events[:] = list(self._events), []
         return events
 
     def _settle(self, at: int, *, reasoning: bool) -> None:
-        ends = self._ends
-        n = 0
+        ends, n = self._ends, self._settled
         while n < len(ends) and ends[n] <= at:
             n += 1
-        if n:
-            self.regions += [reasoning] * n
-            del ends[:n]
+        self.regions += [reasoning] * (n - self._settled)
+        self._settled = n
 
     def _end(self, rest: str) -> None:
         """The output ends, with `rest` not taken."""
@@ -214,19 +225,20 @@ class FormatParser:
             case "junk":
                 self._verbatim(rest)
             case "section":
-                if rest.strip():
-                    self._verbatim(rest)
+                cut = not self._raw and any(text.startswith(rest.strip()) for text in self._now().section_close)
+                if (self._raw + rest).strip() and not cut:  # the beginning of the section's closer is no text
+                    self._verbatim(self._raw + rest)
         self._raw = self._space = ""
 
     def _in_content(self, text: str, at: int, end: bool) -> int:
         compiled, calls = self._compiled, self._options.calls
         if calls and not self._calls:
             search = compiled.message
-        elif self._said or self._content:
+        elif (self._said or self._content) and not self._off:
             search = compiled.content if calls else compiled.content_without_calls
         else:
             search = compiled.opening if calls else compiled.opening_without_calls
-        found = search.pattern.search(text, at)
+        found = search.find(text, at, end=end)
         if found is None:
             return self._before_partial(text, at, end, search, self._say)
         kind = search.kinds[found[0]]
@@ -239,6 +251,10 @@ class FormatParser:
             self._say(text[at : found.end()])
             return found.end()
         self._say(text[at : found.start()])
+        if self._off and (name == "reason" or (self._off == 2 and compiled.reasoning.kinds.get(found[0]) == "end")):
+            self._off = 2 if name == "reason" else 1
+            self._say(found[0])
+            return found.end()
         if name == "reason" and self._said and found[0] not in compiled.content.kinds:
             self._say(found[0])  # something visible came before it: it opens nothing
             return found.end()
@@ -283,18 +299,20 @@ class FormatParser:
     def _in_reasoning(self, text: str, at: int, end: bool) -> int:
         search = self._compiled.reasoning if self._said else self._compiled.reasoning_begins
         if not self._said and self._compiled.bare_starts and self._options.calls:
-            begin = len(text) - len(text[at:].lstrip())
+            begin = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
             for guided in self._compiled.bare_starts:
                 if text.startswith(self._compiled.grammars[guided].call_open, begin):
                     self._enter("call", guided, "")
                     self._region = "reasoning"
                     return begin
-        found = search.pattern.search(text, at)
+        found = search.find(text, at, end=end)
         if found is None:
             return self._before_partial(text, at, end, search, self._think)
         name, _, number = search.kinds[found[0]].partition(" ")
         self._think(text[at : found.start()])
         if name == "drop":
+            if self._said and found[0] not in self._compiled.reasoning.kinds:
+                self._think(found[0])  # an opener behind the first words is text
             return found.end()
         self._leave_reasoning()
         if name in ("message", "inner"):
@@ -303,8 +321,8 @@ class FormatParser:
             self._where = "content"
             self._say(found[0])
             return found.end()
-        if name == "end":
-            self._where = "content"
+        if name in ("end", "answer"):
+            self._where, self._answer = "content", name == "answer"
         else:
             self._enter(name, int(number), found[0])
         return found.end()
@@ -318,8 +336,11 @@ class FormatParser:
         """In a header, which is no text. Only a guided engine may leave it out."""
         chain = self._compiled.chain
         assert chain is not None
-        if self._raw == self._head and self._options.calls:
-            begin = len(text) - len(text[at:].lstrip())
+        if self._opened and self._raw == self._head:
+            self._begin_message(self._head)
+            return at
+        if self._raw.rstrip() == self._head.rstrip() and self._options.calls:
+            begin = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
             for guided in self._compiled.bare_starts:
                 if text.startswith(self._compiled.grammars[guided].call_open, begin):
                     self._enter("call", guided, "")
@@ -388,6 +409,8 @@ class FormatParser:
         self._space, self._said = "", False
         if why == "call":
             self._raw = space
+        if why == "reason" and said:
+            why = "end"  # reasoning in the midst of an answer takes none of its blanks
         framing = self._options.trim or why not in ("end", "answer")
         framing = framing or (not said and (why == "answer" or self._content or bool(self._sink.index)))
         if space and not framing:
@@ -396,10 +419,16 @@ class FormatParser:
     def _think(self, text: str) -> None:
         text = self._space + text
         self._space = ""
+        reasoning = self._compiled.table.reasoning
+        if self._prefix and text:
+            assert reasoning is not None
+            if len(text) < len(reasoning.prefix) and reasoning.prefix.startswith(text):
+                self._space = text
+                return
+            self._prefix, text = False, text.removeprefix(reasoning.prefix)
         if self._options.trim and not self._said:
             text = text.lstrip()
         self._said = self._said or bool(text)
-        reasoning = self._compiled.table.reasoning
         if self._options.trim or (reasoning is not None and reasoning.strip):
             body = text.rstrip()
             self._space, text = text[len(body) :], body
@@ -424,7 +453,7 @@ class FormatParser:
         self._grammar, self._region = number, "content"
         grammar = self._now()
         if name == "section":
-            self._where, self._sectioned, self._raw = "section", True, marker
+            self._where, self._sectioned, self._raw, self._said = "section", True, marker, False
             return
         self._sectioned = False
         self._opener = marker or grammar.call_open[0]
@@ -442,21 +471,27 @@ class FormatParser:
         if grammar.header is not None:
             self._where, self._reader = "header", None
         else:
-            self._where, self._reader = "body", grammar.reader(
-                self._marks, self._schemas, tool="", sectioned=self._sectioned
+            self._where, self._reader = (
+                "body",
+                grammar.reader(self._marks, self._schemas, tool="", sectioned=self._sectioned),
             )
 
     def _in_section(self, text: str, at: int, end: bool) -> int:
         grammar = self._now()
-        while at < len(text) and text[at] in " \t\r\n,;":
-            at += 1
+        begin = at
+        while not self._said and at < len(text) and text[at] in _BETWEEN:
+            at += 1  # framing, unless text stands here already
+        if self._raw and len(self._raw) < _LONGEST_HEADER:
+            self._raw += text[begin:at]  # or text, should the output end before a name is known
         if at == len(text):
             return at
         search = grammar.in_section
-        found = search.pattern.search(text, at)
+        found = search.find(text, at, end=end)
         stop = found.start() if found is not None else len(text) - (0 if end else search.partial.held(text, at))
         if stop > at:  # something else stands in the section: it is text
-            self._verbatim(text[at:stop])
+            cut = self._raw if end else ""  # the end of the output in a marker: all of it is text
+            self._raw = ""
+            self._verbatim(cut + text[at:stop])
             return stop
         if found is None:
             return at
@@ -468,6 +503,10 @@ class FormatParser:
         if search.kinds[found[0]] == "close":
             self._where, self._sectioned, self._raw, self._said = "content", False, "", False
             return found.end()
+        if search.kinds[found[0]].startswith("other"):
+            self._grammar = int(search.kinds[found[0]].split()[1])
+            grammar = self._now()
+        self._opener = found[0]
         self._begin("" if grammar.bare_body else found[0])
         return found.start() if grammar.bare_body else found.end()
 
@@ -511,6 +550,8 @@ class FormatParser:
             self._raw = ""
         if reader.status != "open":
             self._where = "close"
+            if sink.name is None:
+                self._raw = ""
         return to
 
     def _fail(self, text: str, at: int, to: int) -> int:
@@ -526,7 +567,7 @@ class FormatParser:
             self._think(self._marks.spell(self._raw + text[at:to]))
         else:
             self._verbatim(self._raw + text[at:to])
-        self._raw = ""
+        self._raw = self._opener = ""
         self._reader = None
         self._where = "junk" if self._now().closers and not self._now().bare_body else self._region
         return to
@@ -547,7 +588,7 @@ class FormatParser:
         """Text up to the end of a wrapper that holds no call, or to the next opener."""
         grammar = self._now()
         search = grammar.junk
-        found = search.pattern.search(text, at)
+        found = search.find(text, at, end=end)
         if found is None:
             stop = len(text) if end else len(text) - search.partial.held(text, at)
             self._verbatim(text[at:stop])
@@ -559,17 +600,23 @@ class FormatParser:
             return found.start()
         if kind == "close":
             self._verbatim(text[at : found.end()])
-            self._where = "content"
+            self._where = "section" if self._sectioned and found[0] in grammar.call_close else "content"
             return found.end()
         self._verbatim(text[at : found.start()])
         self._said = False
         self._enter("section" if kind == "section" else "call", self._grammar, found[0])
         return found.end()
 
+    def _tail_is_text(self) -> None:
+        """Behind a call's body no closer follows: what was passed over is text."""
+        if self._sectioned:
+            self._verbatim(self._raw.lstrip(_BETWEEN))
+        else:
+            self._say(self._raw)
+
     def _in_close(self, text: str, at: int, end: bool) -> int:
         """Behind a call's body: its closer, and the framing before it."""
         grammar = self._now()
-        fence = getattr(grammar.table.body, "fence", ("", ""))
         if self._sink.name is not None:  # the body broke off: what follows up to the closer belongs to nothing
             found = grammar.enders.pattern.search(text, at)
             stop = found.start() if found is not None else len(text)
@@ -583,20 +630,25 @@ class FormatParser:
             if not self._sink.end():
                 return self._fail(text, at, at)
         else:
-            rest = text[at:].lstrip(" \t\r\n}]")
-            fence_close = fence[1].strip() if isinstance(fence, tuple) else ""
-            if fence_close and rest.startswith(fence_close):
-                rest = rest[len(fence_close) :].lstrip(" \t\r\n")
-            closers = (*grammar.closers, *((fence_close,) if fence_close else ()))
-            if not end and any(closer.startswith(rest) and closer != rest for closer in closers):
+            found = grammar.tail.match(text, at)
+            assert found is not None
+            stop = found.end()
+            if grammar.tails and not end and len(text) - stop == grammar.tail_partial.held(text, stop):
+                if found.lastindex is None and stop > at:  # what was passed is kept for the case that no closer follows
+                    self._raw += text[at:stop]
+                    return stop
                 return at
-            if grammar.closers and any(rest.startswith(closer) for closer in grammar.closers):
-                at = len(text) - len(rest)
+            if found.lastindex is not None or text.startswith(grammar.closers, stop):
+                at = stop
+            elif self._raw:
+                self._where, self._said = "section" if self._sectioned else "content", False
+                self._tail_is_text()
+                self._reader, self._raw = None, ""
+                return at
         for closer in grammar.call_close:
             if text.startswith(closer, at):
                 at += len(closer)
                 break
         self._reader, self._raw = None, ""
-        self._where = "section" if self._sectioned else "content"
+        self._where, self._said = "section" if self._sectioned else "content", False
         return at
-

@@ -13,7 +13,7 @@ from derender.parser.marks import MARK, Partial
 
 _IN_STRING = re.compile(r'["\\]')
 _BLANK = " \t\r\n"
-_DEEPEST = 512
+_DEEPEST = 4096
 _HEX = frozenset("0123456789abcdefABCDEF")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"'}
 
@@ -41,10 +41,30 @@ class Enders:
         return 0 < len(text) - at == self.partial.held(text, at)
 
     def rest(self, text: str, at: int) -> tuple[int, bool]:
-        """Up to where broken text goes on for certain, white space at its end left out, and whether it ends there."""
+        """Up to where broken text goes on for certain, and whether it ends there."""
         found = self.pattern.search(text, at)
-        end = found.start() if found is not None else len(text) - self.partial.held(text, at)
-        return at + len(text[at:end].rstrip(_BLANK)), found is not None
+        return (found.start(), True) if found is not None else (len(text) - self.partial.held(text, at), False)
+
+
+class Rest:
+    """Broken text up to what ends its call. `held`: white space that may be its last, and then belongs to nothing."""
+
+    __slots__ = ("_enders", "held")
+
+    def __init__(self, closers: tuple[str, ...], held: str = "") -> None:
+        self._enders = enders(closers)
+        self.held = held
+
+    def feed(self, text: str, at: int) -> tuple[int, str, bool]:
+        """The place up to which the text was taken, what it adds to the broken text, and whether that ends there."""
+        end, over = self._enders.rest(text, at)
+        body = text[at:end].rstrip(_BLANK)
+        blank = text[at + len(body) : end]
+        if body:
+            body, self.held = self.held + body, blank
+        else:
+            self.held += blank
+        return end, body, over
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from derender.formats.table import KeyValues
-from derender.parser.coerce import is_json, quoted
+from derender.parser.json_text import is_json, quoted
 from derender.parser.marks import Marks, Partial
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
@@ -46,7 +46,7 @@ class KeyValuesReader(Reader):
         self.stack = ""
         self.phase = "open"
         self.fresh = True
-        self.held = ""  # a key or bare scalar that is not whole yet
+        self.held: list[str] = []  # a key or bare scalar that is not whole yet
 
     def feed(self, text: str, at: int, sink: Sink) -> int:
         """Read on from `at`; the place up to which the text was taken."""
@@ -87,14 +87,14 @@ class KeyValuesReader(Reader):
             self._out.append(_PAIRS[bracket])
         self.stack = self.stack[:down_to]
         if not self.stack:
-            self.status, self.ended = "done", True
+            self.status, self.ended, self.phase = "done", True, "open"
         else:
             self._next()
         return at
 
     def _next(self) -> None:
         """A value is whole."""
-        self.fresh, self.held = False, ""
+        self.fresh, self.held = False, []
         self.phase = "item" if self.stack[-1] == "[" else "key"
 
     def _bracket(self, text: str, at: int) -> int | None:
@@ -132,23 +132,23 @@ class KeyValuesReader(Reader):
         if stop is None:
             return len(text) - self.partial.held(text, at)
         if text[stop] in ":{[":
-            key = self.held.strip()
+            key = "".join(self.held).strip()
             self._key_known(key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key)
             return stop + (text[stop] == ":")
-        self.phase, self.held = "key", ""  # a word that is no key of anything
+        self.phase, self.held = "key", []  # a word that is no key of anything
         return stop
 
     def _collect(self, text: str, at: int, what: str) -> int | None:
         """Keep text up to what ends a bare key or value; the place of that."""
         found = self._stops[what + "(" if self.stack[0] == "(" else what].search(text, at)
         end = found.start() if found is not None else len(text) - self.partial.held(text, at)
-        self.held += text[at:end]
+        self.held.append(text[at:end])
         return end if found is not None else None
 
     def _fenced(self, text: str, at: int) -> int:
         found = text.find(self._fence, at)
         end = found if found >= 0 else len(text) - self._fences.held(text, at)
-        self.held += text[at:end]
+        self.held.append(text[at:end])
         if found < 0:
             return end
         self.phase = "colon"
@@ -157,13 +157,13 @@ class KeyValuesReader(Reader):
     def _colon(self, text: str, at: int) -> int:
         at = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if at < len(text):
-            self._key_known(self.held)
+            self._key_known("".join(self.held))
             at += text[at] == ":"
         return at
 
     def _key_known(self, key: str) -> None:
         self._out.append(("" if self.fresh else ", ") + quoted(self.marks.spell(key)) + ": ")
-        self.phase, self.held, self.fresh = "value", "", False
+        self.phase, self.held, self.fresh = "value", [], False
 
     def _item(self, text: str, at: int) -> int:
         at = _SEPARATORS.match(text, at).end()  # type: ignore[union-attr]
@@ -208,7 +208,7 @@ class KeyValuesReader(Reader):
         stop = self._collect(text, at, "bare")
         if stop is None:
             return len(text) - self.partial.held(text, at)
-        self._out.append(_scalar(self.marks.spell(self.held).strip()))
+        self._out.append(_scalar(self.marks.spell("".join(self.held)).strip()))
         self._next()
         return stop
 
@@ -219,11 +219,14 @@ class KeyValuesReader(Reader):
 
     def state(self) -> list[Any]:
         """For the snapshot."""
-        return [self.stack, self.phase, self.fresh, self.held]
+        return [self.stack, self.phase, self.fresh, "".join(self.held)]
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        self.stack, self.phase, self.fresh, self.held = state
+        self.stack, self.phase, self.fresh, held = state
+        if not isinstance(self.stack, str) or not isinstance(held, str):
+            raise ValueError("no texts")
+        self.held = [held] if held else []
         if self.phase not in _PHASES or (not self.stack and self.phase != "open") or set(self.stack) - set("{[("):
             raise ValueError("no such phase")
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from derender.formats.table import JsonMembers
-from derender.parser.json_scan import JsonScan, JsonString, enders
+from derender.parser.json_scan import JsonScan, JsonString, Rest, enders
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
@@ -28,7 +28,7 @@ class MembersReader(Reader):
 
     `phase` is what comes next: "open", "next" (element of the array), "member", "key", "colon", "value", "name", "id",
     "args", "text" (arguments in a string, of which only blanks were seen; "inner" where it holds an object and is
-    decoded, "plain" where not), "bare" (arguments that are no container), "skip" (a member that is none of these),
+    decoded, "plain" where not), "bare" (arguments that may be `null`), "skip" (a member that is none of these),
     "rest" (broken arguments: all up to the call's closer), "lost" (broken elsewhere: nothing up to the closer).
 
     `unmarked`: no marker announces the call, so that an object may as well be an answer. It is a call only when its
@@ -37,12 +37,10 @@ class MembersReader(Reader):
 
     __slots__ = (
         "_enders", "_table", "_unmarked", "before", "count", "given", "held", "key", "listed", "name", "named",
-        "phase", "scan", "string",
+        "phase", "rest", "scan", "string",
     )  # fmt: skip
 
-    def __init__(
-        self, table: JsonMembers, marks: Marks, closers: tuple[str, ...], *, unmarked: bool = False
-    ) -> None:
+    def __init__(self, table: JsonMembers, marks: Marks, closers: tuple[str, ...], *, unmarked: bool = False) -> None:
         super().__init__(marks, closers)
         self._table = table
         self._enders = enders(closers)
@@ -58,6 +56,7 @@ class MembersReader(Reader):
         self.count = 0  # of calls in it
         self.scan = JsonScan(closers)
         self.string = JsonString()
+        self.rest = Rest(closers)
 
     def feed(self, text: str, at: int, sink: Sink) -> int:
         """Read on from `at`; the place up to which the text was taken."""
@@ -243,11 +242,11 @@ class MembersReader(Reader):
         return at
 
     def _rest(self, text: str, at: int, sink: Sink) -> int:
-        end, over = self._enders.rest(text, at)
-        self._give(text[at:end], sink)
+        at, piece, over = self.rest.feed(text, at)
+        self._give(piece, sink)
         if over:
             self.status, self.ended = "done", True
-        return end
+        return at
 
     def _lost(self, text: str, at: int, sink: Sink) -> int:
         found = self._enders.pattern.search(text, at)
@@ -298,12 +297,11 @@ class MembersReader(Reader):
     def _bare(self, text: str, at: int, sink: Sink) -> int:
         end = self.scan.feed(text, at)
         self.held += text[at:end]
-        if self.scan.done and not self.scan.broken:
-            value = self.held.strip()
-            self._give("{}" if value in ("null", "") else value, sink)
-        elif len(self.held) > len("null"):
+        if not "null".startswith(self.held):
+            self.phase = "args"
             self._give(self.held, sink)
-            self.held = ""
+        elif self.scan.done:
+            self._give("{}" if self.held in ("null", "") else self.held, sink)
         return self._after_value(end)
 
     def _skip(self, text: str, at: int, sink: Sink) -> int:
@@ -311,23 +309,24 @@ class MembersReader(Reader):
 
     def finish(self, text: str, at: int, sink: Sink) -> None:
         """The output ends here: what might have become a closer belongs to arguments that were begun."""
-        if self.phase in ("args", "bare", "rest"):
-            self._give(text[at:].rstrip(), sink)
+        if self.phase in ("args", "rest") and text[at:].strip():
+            self._give(self.rest.held + text[at:], sink)
 
     def state(self) -> list[Any]:
         """For the snapshot."""
         return [
             self.phase, self.held, self.key, self.before, self.name, self.named, self.given, self.listed, self.count,
-            self.id, self.scan.stack, self.scan.where, self.string.held,
+            self.id, self.scan.stack, self.scan.where, self.string.held, self.rest.held,
         ]  # fmt: skip
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
         (
             self.phase, self.held, self.key, self.before, self.name, self.named, self.given, self.listed, self.count,
-            self.id, stack, where, string,
+            self.id, stack, where, string, rest,
         ) = state  # fmt: skip
         if self.phase not in PHASES:
             raise ValueError("no such phase")
         self.scan = JsonScan(self.closers, state=(stack, where))
         self.string = JsonString(string)
+        self.rest = Rest(self.closers, rest)

@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 from derender.formats.table import Typing
-from derender.parser.coerce import STRING, ToolSchemas, coerce, is_json, named_types, quoted
+from derender.parser.coerce import STRING, ToolSchemas, coerce, named_types
+from derender.parser.json_text import is_json, quoted
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
@@ -94,10 +95,12 @@ class ParametersReader(Reader):
     def _begin_value(self, found: re.Match[str], sink: Sink) -> None:
         groups = found.groupdict()
         key = self.marks.spell(groups["key"]).strip()
+        if self._table.entities:
+            key = _decoded(key)
         known = self._schemas.keys(self.tool)
         self.type = (groups.get("type") or "").strip()
         self.key, self.phase, self.depth, self.raw, self.held = key, "start", 0, False, []
-        if self._table.typing is Typing.ATTRIBUTE and not self.type:
+        if self._table.typing is not Typing.SCHEMA and not self.type:
             self.kind = "text" if groups.get("string") == "true" else "json"
         else:
             self.kind = "text" if self._types() == STRING else "typed"
@@ -172,9 +175,10 @@ class ParametersReader(Reader):
                 return verdict
             case _:
                 verdict = self._plausible(text, found.start())
-                if verdict is False and structure.opener(text, found.start()) is not None:
-                    self.depth += 1
-                return verdict
+                if verdict is None or (verdict and self._table.unclosed):
+                    return verdict
+                self.depth += structure.opener(text, found.start()) is not None
+                return False
 
     def _closes(self, text: str, at: int) -> Verdict:
         """Whether a value's closer that ends here is one."""
@@ -258,7 +262,7 @@ class ParametersReader(Reader):
         if self.kind == "wrapped":
             if last and self._unwrap(text, sink):
                 return
-            self.kind = "json" if self._table.typing is Typing.ATTRIBUTE else "typed"
+            self.kind = "json" if self._table.typing is not Typing.SCHEMA else "typed"
             self._begin_argument(sink)
         if self.kind == "json":
             sink.arguments(text.strip() if is_json(text) else quoted(text))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from derender.formats.table import Parameters
 from derender.parser.marks import Marks, Partial
 
-LONGEST_OPENER = 400
+LONGEST_OPENER = 512
 """Characters that may be waited for until a parameter's opener is whole. Patterns in tables must match within them."""
 
 _LONGEST_HEAD = 128
@@ -77,8 +77,8 @@ class Structure:
         self._partial = Partial(self._kinds)
         cdata = ("<![CDATA[",) if table.xml else ()
         inside = [*(text for text, kind in self._kinds.items() if kind not in (Ahead.OPENER, Ahead.END)), *cdata]
-        heads = (_loose(head),) if table.unclosed else ()
-        self.in_value = re.compile("|".join([*map(re.escape, sorted(inside, key=len, reverse=True)), *heads]))
+        ordered = sorted(inside, key=len, reverse=True)
+        self.in_value = re.compile("|".join([*map(re.escape, ordered), _loose(head)]))
         """What may end a value, or begin a raw part of it."""
         self._in_value_partial = Partial([*inside])
         self._anything = re.compile("|".join([self._token.pattern, _loose(head)]))
@@ -89,12 +89,11 @@ class Structure:
 
     def held(self, text: str, at: int) -> int:
         """How much of the end of a value's text may still become something that ends it."""
-        held = self._in_value_partial.held(text, at)
-        if self.table.unclosed:
-            start = text.rfind(self._squeezed[0], max(at, len(text) - _LONGEST_HEAD))
-            if start >= 0 and self._becomes_head(text, start):
-                held = max(held, len(text) - start)
-        return held
+        return max(self._in_value_partial.held(text, at), self._held_head(text, at))
+
+    def _held_head(self, text: str, at: int) -> int:
+        start = text.rfind(self._squeezed[0], max(at, len(text) - _LONGEST_HEAD))
+        return len(text) - start if start >= 0 and self._becomes_head(text, start) else 0
 
     def opener(self, text: str, at: int) -> re.Match[str] | None:
         """A parameter's whole opener."""
@@ -117,9 +116,7 @@ class Structure:
         found = self._anything.search(text, at)
         if found is not None:
             return found.start()
-        start = text.rfind(self._squeezed[0], max(at, len(text) - _LONGEST_HEAD))
-        held = len(text) - start if start >= 0 and self._becomes_head(text, start) else 0
-        return len(text) - max(held, self._partial.held(text, at))
+        return len(text) - max(self._held_head(text, at), self._partial.held(text, at))
 
     def ahead(self, text: str, at: int, *, over: bool) -> tuple[Ahead, int]:
         """What comes after blanks, and where it ends (a parameter: where it begins). `over`: the output ends here."""

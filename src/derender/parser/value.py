@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from derender.formats.table import JsonValue
-from derender.parser.json_scan import JsonScan, enders
+from derender.parser.json_scan import JsonScan, Rest, enders
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
@@ -20,7 +20,7 @@ class ValueReader(Reader):
     follows up to the call's closer belongs to it.
     """
 
-    __slots__ = ("_enders", "_fence", "phase", "scan")
+    __slots__ = ("_enders", "_fence", "phase", "rest", "scan")
 
     def __init__(self, table: JsonValue, marks: Marks, closers: tuple[str, ...]) -> None:
         super().__init__(marks, closers)
@@ -28,6 +28,7 @@ class ValueReader(Reader):
         self._enders = enders(closers)
         self.phase = "open"
         self.scan = JsonScan(closers)
+        self.rest = Rest(closers)
 
     def feed(self, text: str, at: int, sink: Sink) -> int:
         """Read on from `at`; the place up to which the text was taken."""
@@ -42,9 +43,8 @@ class ValueReader(Reader):
             elif self.scan.done:
                 self.status, self.ended = "done", True
         if self.phase == "rest":
-            end, over = self._enders.rest(text, at)
-            sink.arguments(self.marks.spell(text[at:end]))
-            at = end
+            at, piece, over = self.rest.feed(text, at)
+            sink.arguments(self.marks.spell(piece))
             if over:
                 self.status, self.ended = "done", True
         return at
@@ -69,16 +69,17 @@ class ValueReader(Reader):
 
     def finish(self, text: str, at: int, sink: Sink) -> None:
         """The output ends here: what might have become a closer belongs to a value that was begun."""
-        if self.phase in ("value", "rest"):
-            sink.arguments(self.marks.spell(text[at:].rstrip()))
+        if self.phase in ("value", "rest") and text[at:].strip():
+            sink.arguments(self.marks.spell(self.rest.held + text[at:]))
 
     def state(self) -> list[Any]:
         """For the snapshot."""
-        return [self.phase, self.scan.stack, self.scan.where]
+        return [self.phase, self.scan.stack, self.scan.where, self.rest.held]
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        self.phase, stack, where = state
+        self.phase, stack, where, held = state
         if self.phase not in _PHASES:
             raise ValueError("no such phase")
         self.scan = JsonScan(self.closers, state=(stack, where))
+        self.rest = Rest(self.closers, held)

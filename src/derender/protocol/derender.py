@@ -122,7 +122,8 @@ class DerenderCompletionStreamRequest(msgspec.Struct, frozen=True, kw_only=True)
 
 
 class DerenderedChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """`stopped`: a stop string ended the text here; the caller should abort the engine's request."""
+    """`stopped`: a stop string ended a choice here. The engine does not know: once all choices have ended, the caller
+    should abort its request."""
 
     chunk: ChatCompletionChunk
     stream_state: Any

@@ -35,6 +35,10 @@ class RenderModel:
     """Most logprobs per token that the engine gives; -1: the whole vocabulary."""
 
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    end_id: int | None = None
+    """The tokenizer's end-of-sequence id where the model's configuration does not name it: an engine without the
+    tokenizer would not stop there. Not sent with `ignore_eos`."""
+
     content_format: Literal["auto", "string", "openai"] = "auto"
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from derender.protocol.chat import ChatCompletionRequest, NamedToolChoice
+from derender.protocol.codec import encode
 from derender.protocol.common import Json, StructuredOutputs
 from derender.protocol.completions import CompletionRequest
 from derender.protocol.errors import BadRequest, InvalidBody
@@ -29,6 +30,9 @@ from derender.rendering.validate import (
 
 _NO_EFFECT_VALUES = (None, "auto")  # template kwargs that leave the default, as in vLLM's merge_kwargs
 _REUSED = "kv_transfer_params.prompt_token_ids"
+MAX_REPEATED_BYTES = 32 << 20
+"""What an answer may hold of the parameters again and again, in bytes of JSON: each prompt has them all, so that 1,024
+prompts with stop strings of a megabyte would make an answer of gigabytes."""
 
 
 class Renderer:
@@ -48,6 +52,7 @@ class Renderer:
             max_logprobs=model.max_logprobs,
             stop_strings=model.stop_strings,
             over_room=model.max_tokens_over_room,
+            end_id=model.end_id,
         )
         self._plain_kwargs: Json = {
             **_given(model.default_chat_template_kwargs),
@@ -204,6 +209,8 @@ class Renderer:
             asked = 1  # an engine generates at least one token; derender shows the prompt alone
         truncation = self._prompts.truncation(request.truncate_prompt_tokens, request.truncation_side)
         base = f"cmpl-{_base_id(request_id, request.request_id)}"
+        if len(prompts) > 1:
+            _check_repeated(params, request, base, prompts=len(prompts))
         rendered = []
         made: dict[int, SamplingParams] = {}
         for index, given in enumerate(prompts):
@@ -278,6 +285,17 @@ def _base_id(header: str | None, body: str | None) -> str:
     if header is not None:
         return header
     return os.urandom(8).hex() if body is None else body
+
+
+def _check_repeated(params: Json, request: CompletionRequest, base: str, *, prompts: int) -> None:
+    """Raises BadRequest where what all prompts of a request share would make too large an answer."""
+    size = len(encode([params, request.kv_transfer_params, request.ec_transfer_params, request.cache_salt, base]))
+    if size * prompts > MAX_REPEATED_BYTES:
+        raise BadRequest(
+            f"prompt: {prompts} prompts with parameters of {size} bytes each make an answer of more than "
+            f"{MAX_REPEATED_BYTES} bytes; send fewer prompts in a request",
+            param="prompt",
+        )
 
 
 def _given(kwargs: Any) -> Json:

@@ -45,6 +45,7 @@ class Sampler:
         max_logprobs: int,
         stop_strings: Literal["engine", "derender"],
         over_room: Literal["clamp", "refuse"],
+        end_id: int | None = None,
     ) -> None:
         numbers = {name: float(defaults.get(name, value)) for name, value in _API_DEFAULTS.items()}
         self._temperature = numbers["temperature"]
@@ -56,6 +57,7 @@ class Sampler:
         self._top_k = int(defaults.get("top_k", 0))
         self._max_tokens: int | None = defaults.get("max_tokens")
         self._stop_token_ids = list(defaults.get("stop_token_ids") or ())
+        self._end_id = end_id
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs if max_logprobs != -1 else vocab_size
@@ -117,6 +119,8 @@ class Sampler:
             params["watermarking"] = request.watermarking
         if request.ignore_eos:
             params["ignore_eos"] = True
+        elif self._end_id is not None and self._end_id not in params["stop_token_ids"]:
+            params["stop_token_ids"].append(self._end_id)
         if request.include_stop_str_in_output:
             params["include_stop_str_in_output"] = True
         if not request.skip_special_tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,8 +19,10 @@ _HEAD_TOO_LARGE = ErrorInfo(
     type="RequestHeaderFieldsTooLargeError",
     code=431,
 )
-_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
-
+_SILENT = ErrorInfo(message="The request did not come to its end in time.", type="RequestTimeoutError", code=408)
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+SILENT_SECONDS = 60.0
+"""How long a client that owes the rest of a request may send nothing. Each such request holds what came of its body."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _LOOKED_AT = 8192  # bytes at a request's start in which an offer to upgrade is looked for
@@ -29,8 +32,15 @@ class Connection(HttpToolsProtocol):
     """One client connection."""
 
     _head_bytes = 0
+    _begun = False  # whether the client sent anything
+    _heard = 0.0  # when the client sent something, by the loop's clock
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._heard = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
+        self._heard, self._begun = self.loop.time(), True
         cycle = self.cycle
         if (cycle is None or not cycle.more_body) and data.find(b"pgrade", 0, _LOOKED_AT) >= 0:
             data = _without_upgrade(data)
@@ -43,6 +53,19 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_HEAD_TOO_LARGE)
+
+    def end_if_silent(self, now: float) -> None:
+        """Ends a connection whose client owes the rest of a request and has been silent for too long.
+
+        A body that an answer is already made of may pause: an engine may have nothing to say for minutes.
+        """
+        if now - self._heard < SILENT_SECONDS or self.flow.read_paused or self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if not self._begun:
+            self.transport.close()
+        elif self._head_bytes or (not cycle.response_complete and cycle.more_body and not cycle.response_started):
+            self._refuse(_SILENT)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_INVALID)

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-import uvicorn
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from derender.engines.base import Engine, EngineLoad
-from derender.protocol.codec import Decoder, encode
+from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.common import ModelCard, ModelList, ModelPermission
 from derender.protocol.generate import AbortRequest, GenerateChunk, GenerateRequest
-from derender.server.connection import Connection
 from derender.server.generate_wire import DONE, GenerateWire, LogprobWire
 from derender.server.http import App, Request, Response, Route, StreamResponse
 from derender.server.listen import Address, ListenError, bind, describe, release
 from derender.server.metrics import CONTENT_TYPE, ServerMetrics
+from derender.server.pool import INLINE_BYTES, WorkPool
+from derender.server.run import ServerSettings, configure_logging, leave, run_app
 
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; metrics tell it from an answer
 
 _decode = Decoder(GenerateRequest)
 _decode_abort = Decoder(AbortRequest)
+
+
+def _decode_large(body: bytes) -> GenerateRequest:
+    check_containers(body)
+    return _decode(body)
 
 
 class GenerateServer:
@@ -43,6 +44,7 @@ class GenerateServer:
         self._engine = engine
         self._wire = GenerateWire(logprob_wire)
         self._metrics = metrics
+        self._pool = WorkPool()
         self._created = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -61,7 +63,9 @@ class GenerateServer:
         ]
 
     async def generate(self, request: Request) -> Response | StreamResponse:
-        asked = _decode(request.body)
+        body = request.body
+        size = len(body)
+        asked = _decode(body) if size <= INLINE_BYTES else await self._pool.run(lambda: _decode_large(body), size=size)
         if asked.stream:
             return StreamResponse(self._events(await self._engine.stream(asked)), end=DONE)
         work = asyncio.ensure_future(self._engine.generate(asked))
@@ -86,6 +90,11 @@ class GenerateServer:
     async def abort_requests(self, request: Request) -> Response:
         await self._engine.abort(_decode_abort(request.body).request_ids)
         return Response(content_type=None)
+
+    async def close(self) -> None:
+        """Frees the engine and the threads."""
+        await self._engine.aclose()
+        await self._pool.close()
 
     async def models(self, request: Request) -> Response:
         cards = [
@@ -146,7 +155,7 @@ def build_generate_app(
         max_body_bytes=max_body_bytes,
         api_keys=api_keys,
         metrics=metrics,
-        on_shutdown=(engine.aclose,),
+        on_shutdown=(server.close,),
     )
 
 
@@ -175,12 +184,10 @@ def run_generate(
     from derender.engines.llama_backend import BackendOptions
     from derender.engines.llamacpp import LlamaCppEngine
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
-    logging.getLogger("derender").setLevel(log_level.upper())
-    signal.signal(signal.SIGTERM, _leave)
     address = Address(host=host, port=port, uds=uds)
+    settings = ServerSettings(address=address, shutdown_seconds=shutdown_seconds, log_level=log_level)
+    configure_logging(settings)
+    signal.signal(signal.SIGTERM, leave)
     options = BackendOptions(slots=parallel, threads=threads, max_model_len=max_model_len)
     try:
         sock = bind(address)
@@ -197,39 +204,9 @@ def run_generate(
         f"{engine.limits.vocab_size} ids; logprobs as {logprob_wire}",
         f"Listening on {describe(address, sock, tls=False)}",
     )
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=shutdown_seconds,
-    )
     try:
-        _Server(config, on_ready=lambda: print(*lines, sep="\n", flush=True)).run(sockets=[sock])
+        run_app(app, settings=settings, sock=sock, on_ready=lambda: print(*lines, sep="\n", flush=True))
     except KeyboardInterrupt:  # raised again by uvicorn after it has drained
         pass
     finally:
         release(address)
-
-
-def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM before serving, or raised again by uvicorn after it has drained: a normal end."""
-    raise SystemExit(0)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, telling when it listens."""
-
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if self.started:
-            self._on_ready()

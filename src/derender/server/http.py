@@ -44,6 +44,10 @@ _JSON_TYPE = b"application/json"
 _JSON_HEADER = (b"content-type", _JSON_TYPE)
 _CLOSE = (b"connection", b"close")
 _KEPT_UNREAD = 65536  # bytes of a refused request's body that are read over to keep the connection
+MAX_HELD_BYTES = 1 << 30
+"""Bodies that came in more than one part and are held, of all requests together. Beyond it new parts are refused (503):
+many clients that send large bodies slowly would fill the memory."""
+
 _LINGER_SECONDS = 1.0  # how long a closed request may go on sending, so that a reset does not overtake the answer
 
 
@@ -208,6 +212,7 @@ class App:
         self._cors = cors
         self._root_path = root_path.rstrip("/")
         self._request_id_headers = request_id_headers
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -236,6 +241,7 @@ class App:
         bound = self._unrouted
         answer: Response | StreamResponse
         working = False
+        held = 0
         try:
             try:
                 if method == "OPTIONS" and self._cors is not None and self._cors.is_preflight(headers):
@@ -253,7 +259,7 @@ class App:
                     if route.stream_body:
                         request.streams, unread = True, False
                     elif unread and route.method != "GET":
-                        request.body = await self._read_body(headers, receive)
+                        request.body, held = await self._read_body(headers, receive)
                         unread = False
                     answer = await route.handler(request)
             except ApiError as error:
@@ -281,6 +287,7 @@ class App:
         except asyncio.CancelledError:  # while a slow client took its answer; the server closes the connection
             logger.warning("%s %s: the answer was cut off by the shutdown", method, path)
         finally:
+            self._held_bytes -= held
             if working:
                 self.running -= 1
 
@@ -304,8 +311,12 @@ class App:
         if not known or scheme.lower() != b"bearer":
             raise Unauthorized("Unauthorized")
 
-    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body. Raises `BodyTooLarge` with at most the limit and one network read held in memory."""
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> tuple[bytes, int]:
+        """The whole body, and how much of it is counted as held.
+
+        Raises `BodyTooLarge` with at most the limit and one network read held in memory, `Unavailable` where too much
+        is held for others.
+        """
         limit = self._max_body_bytes
         length = headers.get(b"content-length")
         if length is not None and not length.isdigit():
@@ -317,20 +328,29 @@ class App:
             body: bytes = message.get("body", b"")
             if len(body) > limit:
                 raise self._too_large()
-            return body
+            return body, 0
         parts: list[bytes] = []
         size = 0
-        while True:
-            if message["type"] != "http.request":
-                raise ClientLeft
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
-            message = await receive()
+        whole = False
+        try:
+            while True:
+                if message["type"] != "http.request":
+                    raise ClientLeft
+                part = message.get("body", b"")
+                size += len(part)
+                self._held_bytes += len(part)
+                if size > limit:
+                    raise self._too_large()
+                if self._held_bytes > max(MAX_HELD_BYTES, size):
+                    raise Unavailable("the server holds too many bodies; try again later")
+                parts.append(part)
+                if not message.get("more_body", False):
+                    whole = True
+                    return b"".join(parts), size
+                message = await receive()
+        finally:
+            if not whole:
+                self._held_bytes -= size
 
     def _too_large(self) -> BodyTooLarge:
         if self._metrics is not None:

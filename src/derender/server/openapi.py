@@ -8,8 +8,12 @@ from typing import Any
 
 import msgspec
 
+from derender.protocol.chat import ChatCompletionChunk
 from derender.protocol.common import ModelList
+from derender.protocol.completions import CompletionChunk
+from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import ErrorResponse
+from derender.protocol.generate import GenerateChunk
 from derender.server.http import Route
 from derender.server.operations import INVOCATION, OPERATIONS, Operation
 
@@ -55,6 +59,20 @@ _STREAM_SWITCH = {
     "DerenderCompletionRequest": False,
     "DerenderCompletionStreamRequest": True,
 }
+_STREAMS: dict[str, tuple[str, Any, Any]] = {
+    "/v1/chat/completions/derender/stream": (
+        "A generate stream as a chat stream, over one connection.",
+        ChatStreamContext,
+        ChatCompletionChunk,
+    ),
+    "/v1/completions/derender/stream": (
+        "A generate stream as a completions stream, over one connection.",
+        CompletionStreamContext,
+        CompletionChunk,
+    ),
+}
+"""By path: what it is, the type of the first record, the type of each event of the answer."""
+
 _OPEN_SECURITY: list[dict[str, list[str]]] = [{}]
 
 
@@ -65,6 +83,7 @@ def build_document(routes: Iterable[Route], *, root_path: str = "") -> dict[str,
     for operation in operations.values():
         types += [*operation.requests, *operation.responses]
     types += _JSON_ANSWERS.values()
+    types += [GenerateChunk, *(kind for _, *kinds in _STREAMS.values() for kind in kinds)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     by_type = dict(zip(map(repr, types), schemas, strict=True))
     for name, streams in _STREAM_SWITCH.items():
@@ -73,7 +92,12 @@ def build_document(routes: Iterable[Route], *, root_path: str = "") -> dict[str,
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation_ = operations.get(route.path)
-        described = _post(operation_, by_type) if operation_ else _get(route, by_type)
+        if operation_:
+            described = _post(operation_, by_type)
+        elif route.path in _STREAMS:
+            described = _stream(route.path, by_type)
+        else:
+            described = _get(route, by_type)
         described["operationId"] = f"{route.method.lower()}{route.path.replace('/', '_').replace('.', '_')}"
         if route.open:
             described["security"] = _OPEN_SECURITY
@@ -105,6 +129,25 @@ def _post(operation: Operation, by_type: dict[str, Any]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _json(_one_of(operation.requests, by_type))},
         "responses": {
             "200": {"description": "Done.", "content": _json(_one_of(operation.responses, by_type))},
+            **_errors(_ERRORS, by_type),
+        },
+    }
+
+
+def _stream(path: str, by_type: dict[str, Any]) -> dict[str, Any]:
+    summary, context, chunk = _STREAMS[path]
+    record = {"oneOf": [by_type[repr(context)], by_type[repr(GenerateChunk)]]}
+    body = "Server-sent events or JSON lines: the context first, then each chunk of the generate server's."
+    events = "Server-sent events, each a chunk or an error; the last is `[DONE]`."
+    return {
+        "summary": summary,
+        "requestBody": {
+            "required": True,
+            "description": body,
+            "content": {kind: {"schema": record} for kind in ("text/event-stream", "application/x-ndjson")},
+        },
+        "responses": {
+            "200": {"description": events, "content": {"text/event-stream": {"schema": by_type[repr(chunk)]}}},
             **_errors(_ERRORS, by_type),
         },
     }

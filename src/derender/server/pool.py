@@ -22,7 +22,7 @@ five alternatives, take about 2 ms."""
 
 MAX_THREADS = 4
 """Encoding releases the interpreter lock, the rest does not, so more threads only make the event loop wait longer:
-it gets the lock after at most 5 ms for each running thread."""
+it waits for each of them up to the interpreter's switch interval."""
 
 ALONE_BYTES = 4 << 20
 """Larger bodies are worked on one at a time. Reading or writing JSON holds the interpreter lock from start to end,
@@ -36,19 +36,23 @@ class WorkPool:
     """Runs functions in threads. `workers`: how many at once."""
 
     def __init__(self, *, workers: int | None = None, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._executor = ThreadPoolExecutor(
-            workers or min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="derender-work"
-        )
+        threads = workers or min(MAX_THREADS, os.cpu_count() or 1)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="derender-work")
         self._alone = ThreadPoolExecutor(1, thread_name_prefix="derender-alone")
+        self._foreign = ThreadPoolExecutor(threads, thread_name_prefix="derender-foreign")
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
 
-    async def run(self, function: Callable[[], T], *, size: int) -> T:
-        """`function()` in a thread. `size`: bytes that it holds. Raises what it raises, and `Unavailable` when full."""
+    async def run(self, function: Callable[[], T], *, size: int, foreign: bool = False) -> T:
+        """`function()` in a thread. `size`: bytes that it holds. Raises what it raises, and `Unavailable` when full.
+
+        `foreign`: it waits for code of the caller's, which may take as long as it is let; the others wait for none of
+        it.
+        """
         if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
             raise Unavailable("the server has too much work waiting; try again later")
         self._waiting_bytes += size
-        executor = self._executor if size <= ALONE_BYTES else self._alone
+        executor = self._foreign if foreign else self._executor if size <= ALONE_BYTES else self._alone
         try:
             return await asyncio.get_running_loop().run_in_executor(executor, function)
         finally:
@@ -56,5 +60,5 @@ class WorkPool:
 
     async def close(self) -> None:
         """Ends the threads; what still waits is dropped."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._alone.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._alone, self._foreign):
+            executor.shutdown(wait=False, cancel_futures=True)

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from derender.protocol.codec import encode
+from derender.protocol.codec import check_containers, encode
 from derender.protocol.common import ModelList
 from derender.protocol.derender import (
     DerenderChatRequest,
@@ -18,6 +18,7 @@ from derender.protocol.derender import (
 )
 from derender.protocol.errors import InvalidBody
 from derender.protocol.generate import GenerateRequest
+from derender.server.cost import brings_template, takes_long
 from derender.server.http import Handler, Request, Response, Route
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
 from derender.server.pool import INLINE_BYTES, INLINE_DERENDER_BYTES, WorkPool
@@ -41,7 +42,7 @@ def build_routes(
 ) -> list[Route]:
     """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on;
     `max_record_bytes` bounds a record of a stream over one connection."""
-    routes = stream_routes(registry, max_record_bytes=max_record_bytes)
+    routes = stream_routes(registry, pool=pool, max_record_bytes=max_record_bytes)
     routes += [
         Route("POST", operation.path, _operation(operation, registry, pool, metrics), json_body=True)
         for operation in (*OPERATIONS, INVOCATION)
@@ -91,26 +92,30 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
         stages.decode.observe(perf_counter() - started)
         return request
 
+    def whole(body: bytes, request_id: str | None) -> Any:
+        """The answer; the request itself where it has to wait among those with a template of their own."""
+        check_containers(body)
+        request = decode(body)
+        return request if brings_template(request) else finish(request, request_id)
+
     async def handle(http: Request) -> Response:
         body = http.body
         header = http.header(b"x-request-id")
         request_id = header.decode("latin-1") if header else None
-        if len(body) > inline_bytes:
-            return Response(await pool.run(lambda: finish(decode(body), request_id), size=len(body)))
-        request = decode(body)
-        if brings_template(request):
-            return Response(await pool.run(lambda: finish(request, request_id), size=len(body)))
-        return Response(finish(request, request_id))
+        size = len(body)
+        if size > inline_bytes:
+            answer = await pool.run(lambda: whole(body, request_id), size=size)
+            if isinstance(answer, bytes):
+                return Response(answer)
+            request = answer
+        else:
+            request = decode(body)
+            if not (brings_template(request) or takes_long(request)):
+                return Response(finish(request, request_id))
+        work = pool.run(lambda: finish(request, request_id), size=size, foreign=brings_template(request))
+        return Response(await work)
 
     return handle
-
-
-def brings_template(request: Any) -> bool:
-    """Whether a request has a chat template of its own, which may run for seconds before it is stopped."""
-    if getattr(request, "chat_template", None) is not None:
-        return True
-    kwargs = getattr(request, "chat_template_kwargs", None)
-    return kwargs is not None and "chat_template" in kwargs
 
 
 def count_tokens(metrics: ServerMetrics, request: Any, answer: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -20,6 +19,7 @@ from derender.server.app import AppSettings, build_app
 from derender.server.connection import Connection
 from derender.server.describe import describe_registry
 from derender.server.http import App
+from derender.server.interpreter import settle
 from derender.server.listen import Address, ListenError, bind, describe, release
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ Load = Callable[[], "ModelRegistry"]
 
 _NO_CLIENT_CERTIFICATES = ssl.CERT_NONE
 _ACCEPT_SECONDS = 0.1
+_SWEEP_TICKS = 20  # of 0.1 seconds, between two looks for silent connections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,14 @@ class Server(uvicorn.Server):
         if self.started:
             self._on_ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _SWEEP_TICKS == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.end_if_silent(now)
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Connections that the kernel has taken and the event loop has not would be reset with the listener's end.
         await asyncio.sleep(_ACCEPT_SECONDS)
@@ -106,7 +115,7 @@ def serve_one(
     load: Load, *, settings: ServerSettings, sock: socket.socket, on_ready: Callable[[Sequence[str]], None]
 ) -> None:
     """Serves on `sock` in this process. `on_ready` is given the lines that tell what is served."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)
     registry = load()
     lines = describe_registry(registry, max_body_bytes=settings.app.max_body_bytes)
     run_app(build_app(registry, settings=settings.app), settings=settings, sock=sock, on_ready=lambda: on_ready(lines))
@@ -115,15 +124,13 @@ def serve_one(
 def run_app(app: App, *, settings: ServerSettings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serves `app` on `sock` until SIGTERM or SIGINT, then drains. Raises `ListenError`, `SystemExit(0)` at SIGTERM,
     `KeyboardInterrupt` at SIGINT."""
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)
     config = uvicorn_config(app, settings=settings)
-    # What is loaded now stays: without this every full collection walks through all vocabularies.
-    gc.collect()
-    gc.freeze()
+    settle()
     Server(config, on_ready=on_ready).run(sockets=[sock])
 
 
-def _leave(signal_number: int, frame: FrameType | None) -> NoReturn:
+def leave(signal_number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM outside of serving, before it or (raised again by uvicorn) after it has drained: a normal end."""
     raise SystemExit(0)
 

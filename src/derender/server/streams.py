@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from derender.protocol.codec import Decoder, encode
+from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
-from derender.protocol.errors import ApiError, BodyTooLarge, ErrorInfo, ErrorResponse, InvalidBody
+from derender.protocol.errors import MAX_MESSAGE, ApiError, BodyTooLarge, ErrorInfo, ErrorResponse, InvalidBody
 from derender.protocol.generate import GenerateChunk
 from derender.server.http import Handler, Request, Response, Route, StreamResponse
+from derender.server.pool import WorkPool
 
 if TYPE_CHECKING:
     from derender.derendering.chat import ChatStreamDerenderer
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DONE = b"[DONE]"
+INLINE_BYTES = 16384
+"""Records up to this size are worked on in the event loop: a chunk of one token has some hundred bytes."""
 
 
 class _EngineError(msgspec.Struct):
@@ -39,7 +42,7 @@ _completion = Decoder(CompletionStreamContext)
 _error = msgspec.json.Decoder(_EngineError)
 
 
-def stream_routes(registry: ModelRegistry, *, max_record_bytes: int) -> list[Route]:
+def stream_routes(registry: ModelRegistry, *, pool: WorkPool, max_record_bytes: int) -> list[Route]:
     """The two routes, by POST and by PUT (as `curl -T -` sends). A record may have `max_record_bytes`."""
 
     def chat(record: bytes) -> Stream:
@@ -55,26 +58,50 @@ def stream_routes(registry: ModelRegistry, *, max_record_bytes: int) -> list[Rou
         ("/v1/chat/completions/derender/stream", chat),
         ("/v1/completions/derender/stream", completion),
     ):
-        handler = _handler(opener, max_record_bytes)
+        handler = _handler(opener, pool, max_record_bytes)
         routes += [Route(method, path, handler, stream_body=True) for method in ("POST", "PUT")]
     return routes
 
 
-def _handler(opener: Callable[[bytes], Stream], limit: int) -> Handler:
+def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, limit: int) -> Handler:
     async def handle(request: Request) -> Response | StreamResponse:
         records = _records(request.parts(), limit)
         first = await anext(records, None)
         if first is None:
             raise InvalidBody("the body has no records: the first one is the context", param="body")
         # What is wrong from the start is an answer of its own, with its status; later it is an event.
-        return StreamResponse(_derendered(opener(first), records))
+        stream = await _work(opener, first, pool)
+        return StreamResponse(_derendered(stream, records, pool, context_bytes=len(first)))
 
     return handle
 
 
-async def _derendered(stream: Stream, records: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _work(function: Callable[[bytes], T], record: bytes, pool: WorkPool, *, context_bytes: int = 0) -> T:
+    """`function(record)`, outside of the event loop where the record is large, or the context that is read for it.
+
+    Raises `ApiError`.
+    """
+
+    def run() -> T:
+        check_containers(record)
+        try:
+            return function(record)
+        except RecursionError:  # what could just be decoded may stand deeper in the answer
+            raise InvalidBody("the record is nested too deeply", param="body") from None
+
+    size = len(record) + context_bytes
+    return run() if size <= INLINE_BYTES else await pool.run(run, size=size)
+
+
+async def _derendered(
+    stream: Stream, records: AsyncIterator[bytes], pool: WorkPool, *, context_bytes: int
+) -> AsyncIterator[bytes]:
     """The events of the answer."""
     number = 0
+
+    def derendered(record: bytes) -> bytes:
+        return _event(stream.push(_chunk(record)))
+
     try:
         async for record in records:
             number += 1
@@ -84,11 +111,13 @@ async def _derendered(stream: Stream, records: AsyncIterator[bytes]) -> AsyncIte
                 yield _event(failed)
                 break
             try:
-                yield _event(stream.push(_chunk(record)))
+                event = await _work(derendered, record, pool, context_bytes=context_bytes)
+                context_bytes = 0  # it was read for the first
             except ApiError as error:
                 error.message = f"record {number}: {error.message}"
                 yield _event(error.response())
                 break
+            yield event
             if stream.finished:
                 break
     except ApiError as error:
@@ -104,15 +133,16 @@ def _engine_error(record: bytes) -> ErrorResponse | None:
     """An error event of the engine's, as ours; None for what is none."""
     try:
         error = _error.decode(record).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
+    texts = {name: value[:MAX_MESSAGE] for name, value in error.items() if isinstance(value, str)}
     code = error.get("code")
     return ErrorResponse(
         ErrorInfo(
-            message=str(error.get("message", "the generate server failed")),
-            type=str(error.get("type", "InternalServerError")),
-            param=error.get("param") if isinstance(error.get("param"), str) else None,
-            code=code if isinstance(code, int) else 500,
+            message=texts.get("message", "the generate server failed"),
+            type=texts.get("type", "InternalServerError"),
+            param=texts.get("param"),
+            code=code if type(code) is int else 500,
         )
     )
 

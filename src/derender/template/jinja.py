@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from time import monotonic
 from typing import Any, NoReturn
 
 import jinja2
@@ -33,6 +34,12 @@ _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
 _SHOWN = 500  # characters of a Python error that are shown
 _SHOWN_REFUSAL = 4000  # characters of a template's own message that are shown
 _NOTHING: Mapping[str, str] = {}
+MAX_SECONDS = 30.0
+MAX_CHARS = 1 << 27
+"""What one rendering may take and give. Templates of well-known models look through all messages for each of them
+(Gemma 4, Command R7B, DeepSeek V3.2): of a history of 50,000 messages they would make a prompt for hours."""
+
+_LOOK_AT_CLOCK = 64  # pieces of a prompt between two looks at the clock
 
 
 class TemplateBroken(ValueError):
@@ -201,7 +208,15 @@ class ChatTemplate:
         return text
 
     def _join(self, chunks: Iterable[str]) -> str:
-        return "".join(chunks)
+        kept: list[str] = []
+        until, left = monotonic() + MAX_SECONDS, MAX_CHARS
+        for number, chunk in enumerate(chunks):
+            kept.append(chunk)
+            left -= len(chunk)
+            if not number % _LOOK_AT_CLOCK and (left < 0 or monotonic() > until):
+                limit = f"{MAX_CHARS} characters" if left < 0 else f"{MAX_SECONDS:g} seconds"
+                raise BadRequest(f"the chat template needs more than {limit} for these messages", param="messages")
+        return "".join(kept)
 
     def _open_last(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool

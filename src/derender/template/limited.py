@@ -8,6 +8,7 @@ reads the template and is killed when its time is up. Compiling is done there to
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import signal
@@ -17,12 +18,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from derender.protocol.errors import ApiError, BadRequest, InvalidBody
+from derender.protocol.codec import encode
+from derender.protocol.errors import ApiError, BadRequest, InvalidBody, Unavailable
 from derender.template.jinja import ChatTemplate, TemplateBroken
 from derender.template.kwargs import filter_template_kwargs
 from derender.template.messages import normalize_messages
 
 __all__ = ["render_limited"]
+
+logger = logging.getLogger("derender.template")
 
 # Runs in the child. The package is found where this process found it; `site` is not run, which saves a third of the
 # start, and the package's own __init__ is passed over, so that the child loads this layer and nothing else.
@@ -36,6 +40,7 @@ _PASSED_ON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "SYSTEMROOT")
 _STARTING = 10.0  # seconds that a busy machine may take to start the child, outside the template's own time
 _OK, _REFUSED, _READY = b"+", b"-", b"!"
 _KILLED, _ALARM, _PROCESSOR_TIME = 9, 14, 24  # SIGKILL, SIGALRM, SIGXCPU, by number as not every system has them
+_NOT_STARTED = "the server cannot start another process for chat templates of requests; try again later"
 _OVER = "the chat template of the request went over its limit of"
 
 
@@ -62,7 +67,8 @@ def render_limited(
     `seconds` bounds the wall time of the template and its processor time, `max_chars` the prompt's characters, and
     `memory_bytes` the address space of the process (where the system can limit it: not on macOS). The caller's thread
     waits; the process is gone when this returns. Safe to call from a server with threads. Raises BadRequest or
-    InvalidBody for all that the template or the messages provoke, RuntimeError where the process cannot be started.
+    InvalidBody for all that the template or the messages provoke, Unavailable where the process cannot be started
+    (the machine is out of memory, processes or file descriptors).
     """
     task = {
         "source": source,
@@ -80,17 +86,26 @@ def render_limited(
         "defaults": defaults,
         "reasoning_effort": reasoning_effort,
     }
+    try:
+        data = encode(task)  # many times as fast as json, which holds the interpreter's lock all the while
+    except UnicodeEncodeError:  # a lone surrogate, which the child refuses by its place
+        data = json.dumps(task).encode()
     package = Path(__file__).parents[1]
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START, json.dumps(sys.path), str(package)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd="/" if os.name == "posix" else None,
-        env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-    ) as process:
+    try:
+        started = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _START, json.dumps(sys.path), str(package)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/" if os.name == "posix" else None,
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        )
+    except OSError as error:
+        logger.error("the process for request templates could not be started: %s", error)
+        raise Unavailable(_NOT_STARTED) from None
+    with started as process:
         try:
-            answer, _ = process.communicate(json.dumps(task).encode(), timeout=seconds + _STARTING)
+            answer, _ = process.communicate(data, timeout=seconds + _STARTING)
         except subprocess.TimeoutExpired:
             raise BadRequest(f"{_OVER} {seconds:g} seconds", param="chat_template") from None
         finally:
@@ -106,7 +121,8 @@ def _result(answer: bytes, code: int, seconds: float) -> str:
         kind, message, param = json.loads(body[1:])
         raise (InvalidBody if kind == InvalidBody.__name__ else BadRequest)(message, param=param)
     if not answer.startswith(_READY):
-        raise RuntimeError(f"the process for request templates could not be started (exit status {code})")
+        logger.error("the process for request templates could not be started (exit status %s)", code)
+        raise Unavailable(_NOT_STARTED)
     if code in (_OUT_OF_TIME, -_KILLED, -_ALARM, -_PROCESSOR_TIME):
         raise BadRequest(f"{_OVER} {seconds:g} seconds", param="chat_template")
     raise BadRequest(f"{_OVER} memory", param="chat_template")
@@ -115,6 +131,7 @@ def _result(answer: bytes, code: int, seconds: float) -> str:
 # ------------------------------------------------------------------------------------------------- in the child
 
 _OUT_OF_TIME, _OUT_OF_MEMORY = 3, 4
+_NICENESS = 10
 
 
 class _Limited(ChatTemplate):
@@ -165,6 +182,7 @@ def _limit(seconds: float, memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         if sys.platform != "darwin":
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        os.nice(_NICENESS)  # the server answers others meanwhile
         # The alarm's default action ends the process, whatever it is computing.
         signal.setitimer(signal.ITIMER_REAL, seconds)
     else:

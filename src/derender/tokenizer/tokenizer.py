@@ -10,6 +10,8 @@ from derender.tokenizer.encoder import Encoder, EncoderChoice, EncoderName
 from derender.tokenizer.files import TokenizerSpec, read_tokenizer_directory
 from derender.tokenizer.pieces import build_pieces, spelling
 
+_SLICE = 1 << 16  # ids that are decoded at once, so that other threads have their turn
+
 
 class Tokenizer:
     """Both ways between text and ids. Immutable after load; safe to use from several threads."""
@@ -99,7 +101,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of known ids. Equal to the reference's decode, but for bytes that are no UTF-8."""
         decoder = self.detokenizer(skip_special_tokens=skip_special_tokens)
-        return decoder.push(ids) + decoder.finish()
+        parts = [decoder.push(ids[start : start + _SLICE]) for start in range(0, len(ids), _SLICE)]
+        return "".join(parts) + decoder.finish()
 
     def detokenizer(self, *, skip_special_tokens: bool, continues: bool = False) -> Detokenizer:
         """A new detokenizer. `continues`: the text goes on after a prompt, so a leading blank is its own."""

@@ -1,0 +1,259 @@
+"""Calls whose arguments are elements named by their keys, nested for objects and lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from derender.formats.table import NestedElements
+from derender.parser.coerce import STRING, ToolSchemas, coerce, resolve, types_of
+from derender.parser.json_scan import enders
+from derender.parser.json_text import quoted
+from derender.parser.marks import Marks, Partial
+from derender.parser.reader import Reader
+from derender.parser.sink import Sink
+
+_LONGEST_TAG = 260
+_DEEPEST = 128
+_SCHEMA_DEEPEST = 24
+_PHASES = frozenset(("between", "value", "streamed"))
+
+
+class _Element(NamedTuple):
+    """An open element: what was said in it beside its children, and those as JSON by name."""
+
+    name: str
+    text: list[str]
+    children: list[tuple[str, str]]
+
+
+class NestedElementsReader(Reader):
+    """Reads elements until a closer of the call; only tags behind the mark count.
+
+    An argument whose schema says that it is a string and nothing else is given out as it comes, whatever tags are in
+    it. Any other waits until the next argument has another name, since elements of one name are a list. `phase`:
+    "between" arguments, in a "value", or in a "streamed" one.
+    """
+
+    __slots__ = ("_enders", "_mark", "_partial", "_schemas", "_tag", "count", "phase", "stack", "tool", "waiting")
+
+    def __init__(
+        self, table: NestedElements, marks: Marks, closers: tuple[str, ...], schemas: ToolSchemas, *, tool: str
+    ) -> None:
+        super().__init__(marks, closers)
+        self._enders = enders(closers)
+        self._mark = marks.literal(table.mark)
+        self._partial = Partial((self._mark,))
+        self._tag = re.compile(re.escape(self._mark) + r"<(/?)([^<>]{1,256})>")
+        self._schemas = schemas
+        self.tool = tool
+        self.phase = "between"
+        self.count = 0
+        self.stack: list[_Element] = []
+        self.waiting: tuple[str, list[str]] | None = None  # an argument that may prove to be a list, as JSON
+
+    def feed(self, text: str, at: int, sink: Sink) -> int:
+        """Read on from `at`; the place up to which the text was taken."""
+        while at < len(text) and self.status == "open":
+            found = text.find(self._mark, at)
+            end = found if found >= 0 else len(text) - self._partial.held(text, at)
+            self._say(text[at:end], sink)
+            at = end
+            if found < 0:
+                return at
+            if self._enders.at(text, at):
+                self._close(sink)
+                return at
+            tag = self._tag.match(text, at)
+            if tag is None and not self.over and self._becomes_tag(text, at):
+                return at
+            if tag is None:
+                at += len(self._mark)
+                self._say(self._mark, sink)
+            elif self._takes(tag, sink):
+                at = tag.end()
+            else:
+                self._say(tag[0], sink)
+                at = tag.end()
+        return at
+
+    def _becomes_tag(self, text: str, at: int) -> bool:
+        """Whether what begins with the mark may still become a tag, or a closer of the call."""
+        if self._enders.may(text, at):
+            return True
+        rest = text[at + len(self._mark) : at + _LONGEST_TAG]
+        return len(rest) < _LONGEST_TAG - len(self._mark) and (not rest or (rest[0] == "<" and ">" not in rest))
+
+    def _say(self, text: str, sink: Sink) -> None:
+        if self.phase == "streamed":
+            sink.arguments(quoted(self.marks.spell(text))[1:-1])
+        elif self.stack and text:
+            self.stack[-1].text.append(text)
+
+    def _takes(self, tag: re.Match[str], sink: Sink) -> bool:
+        """Whether a tag is one of the structure, not of a value."""
+        name = self.marks.spell(tag[2]).strip()
+        if self.phase == "streamed":
+            if not tag[1] or name != self.stack[0].name:
+                return False
+            sink.arguments('"')
+            self.stack, self.phase = [], "between"
+            return True
+        if not tag[1]:
+            return self._opens(name, sink)
+        if any(element.name == name for element in self.stack):
+            while self._pop().name != name:
+                pass
+            self._settle()
+        return True
+
+    def _opens(self, name: str, sink: Sink) -> bool:
+        if len(self.stack) >= _DEEPEST:
+            return False
+        if not self.stack:
+            known = self._schemas.schema(self.tool, name) is not None
+            streamed = known and self._schemas.types(self.tool, name) == STRING
+            if self.waiting is not None and (streamed or self.waiting[0] != name):
+                self._flush(sink)
+            if streamed:
+                sink.arguments(self._before(name) + '"')
+            self.phase = "streamed" if streamed else "value"
+            self.stack.append(_Element(name, [], []))
+            return True
+        self.stack.append(_Element(name, [], []))
+        return True
+
+    def _before(self, name: str) -> str:
+        self.count += 1
+        return ("{" if self.count == 1 else ", ") + quoted(name) + ": "
+
+    def _pop(self) -> _Element:
+        """Close the innermost element: its value goes to the one around it, or waits."""
+        schema = self._schema()
+        element = self.stack.pop()
+        value = self._value(element, schema)
+        if self.stack:
+            self.stack[-1].children.append((element.name, value))
+        elif self.waiting is not None:
+            self.waiting[1].append(value)
+        else:
+            self.waiting = element.name, [value]
+        return element
+
+    def _settle(self) -> None:
+        if not self.stack:
+            self.phase = "between"
+
+    def _flush(self, sink: Sink) -> None:
+        if self.waiting is not None:
+            name, values = self.waiting
+            sink.arguments(self._before(name) + (values[0] if len(values) == 1 else f"[{', '.join(values)}]"))
+            self.waiting = None
+
+    def _close(self, sink: Sink) -> None:
+        """The call is closed, and what is open in it."""
+        if self.phase == "streamed":
+            sink.arguments('"')
+        else:
+            while self.stack:
+                self._pop()
+            self._flush(sink)
+        sink.arguments("}" if self.count else "{}")
+        self.stack, self.phase = [], "between"
+        self.status, self.ended = "done", True
+
+    # ----------------------------------------------------------------------------------------------- the types
+
+    def _schema(self) -> Any:
+        """The schema of the innermost element."""
+        root = self._schemas.root(self.tool)
+        schema: Any = root
+        for n, element in enumerate(self.stack):
+            types = types_of(schema, root) if n else frozenset()
+            items = "array" in types and ("object" not in types or element.name == "item")
+            schema = _items(schema, root) if items else _member(schema, element.name, root)
+        return schema
+
+    def _value(self, element: _Element, schema: Any) -> str:
+        """An element as JSON."""
+        types = types_of(schema, self._schemas.root(self.tool))
+        text = self.marks.spell("".join(element.text))
+        if not element.children:
+            if not text.strip() and types & {"array", "object"} and "string" not in types:
+                return "{}" if "object" in types else "[]"
+            return coerce(text, types or STRING)
+        beside = text.strip()
+        if "array" in types and ("object" not in types or all(name == "item" for name, _ in element.children)):
+            return f"[{', '.join([*(value for _, value in element.children), *([quoted(beside)] if beside else ())])}]"
+        members: dict[str, list[str]] = {}
+        for name, value in element.children:
+            members.setdefault(name, []).append(value)
+        if beside:
+            members.setdefault("$text", []).append(quoted(beside))
+        return f"{{{', '.join(_joined(members.items()))}}}"
+
+    def finish(self, text: str, at: int, sink: Sink) -> None:
+        """The output ends inside the call: what was held back of a string is given out."""
+        if self.phase == "streamed":
+            sink.arguments(quoted(self.marks.spell(text[at:]))[1:-1])
+
+    def state(self) -> list[Any]:
+        """For the snapshot."""
+        stack = [[one.name, "".join(one.text), [list(child) for child in one.children]] for one in self.stack]
+        waiting = [] if self.waiting is None else [self.waiting[0], self.waiting[1]]
+        return [self.phase, self.tool, self.count, stack, waiting]
+
+    def restore(self, state: list[Any]) -> None:
+        """The inverse of `state`."""
+        phase, tool, count, stack, waiting = state
+        if phase not in _PHASES or (phase == "between") == bool(stack):
+            raise ValueError("no such phase")
+        self.phase, self.tool, self.count = phase, str(tool), int(count)
+        self.stack = [
+            _Element(str(name), [str(text)] if text else [], [(str(key), str(value)) for key, value in children])
+            for name, text, children in stack
+        ]
+        self.waiting = (str(waiting[0]), [str(value) for value in waiting[1]]) if waiting else None
+
+
+def _joined(members: Iterable[tuple[str, list[str]]]) -> list[str]:
+    return [
+        f"{quoted(name)}: {values[0] if len(values) == 1 else '[' + ', '.join(values) + ']'}"
+        for name, values in members
+    ]
+
+
+def _member(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema of an object's member; None where there is none."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, dict) or depth > _SCHEMA_DEEPEST:
+        return None
+    own = schema.get("properties")
+    if isinstance(own, dict) and name in own:
+        return own[name]
+    found = _among(schema, lambda inner: _member(inner, name, root, depth + 1))
+    if found is not None:
+        return found
+    others = schema.get("additionalProperties")
+    return others if isinstance(others, dict) else None
+
+
+def _items(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema of a list's elements; None where there is none."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, dict) or depth > _SCHEMA_DEEPEST:
+        return None
+    own = schema.get("items")
+    return own if isinstance(own, dict) else _among(schema, lambda inner: _items(inner, root, depth + 1))
+
+
+def _among(schema: Mapping[str, Any], of: Any) -> Any:
+    """The first that one of a schema's alternatives or parts has."""
+    for combiner in ("allOf", "anyOf", "oneOf"):
+        parts = schema.get(combiner)
+        for inner in parts if isinstance(parts, list) else ():
+            found = of(inner)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,156 @@
+"""Structural tags for demanded and offered tool calls. Right values are those of vLLM 0.32 and xgrammar."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from derender.protocol.chat import ChatCompletionRequest
+from derender.rendering.tool_grammar import GRAMMARS, ToolConstraints
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
+NAMED = {"type": "function", "function": {"name": "fa"}}
+
+
+def request(choice: Any, *, strict: bool = True, **fields: Any) -> ChatCompletionRequest:
+    tools = [
+        {"type": "function", "function": {"name": "fa", "parameters": SCHEMA, **({"strict": True} if strict else {})}},
+        {"type": "function", "function": {"name": "fb", "parameters": SCHEMA}},
+    ]
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": choice, **fields}
+    return msgspec.convert(body, ChatCompletionRequest)
+
+
+def tag_of(name: str, asked: ChatCompletionRequest, **kwargs: Any) -> Any:
+    made = ToolConstraints(name, name, **kwargs)(asked)
+    if made is None:
+        return None
+    assert made.structural_tag is not None
+    tag = json.loads(made.structural_tag)
+    assert tag["type"] == "structural_tag"
+    return tag["format"]
+
+
+def schema(value: Any, style: str = "json") -> dict[str, Any]:
+    plain = {"any_order": False, "max_whitespace_cnt": None, "excludes": []}
+    return {"type": "json_schema", "json_schema": value, "style": style, **plain}
+
+
+def test_hermes_required() -> None:
+    def calls(name: str, value: Any) -> list[Any]:
+        head = f'{{"name": "{name}", "arguments": '
+        return [
+            {"type": "tag", "begin": f"<tool_call>\n{head}", "content": schema(value), "end": "}\n</tool_call>"},
+            {"type": "tag", "begin": f"<tool_call>{head}", "content": schema(value), "end": "}</tool_call>"},
+        ]
+
+    assert tag_of("hermes", request("required")) == {
+        "type": "tags_with_separator",
+        "tags": [*calls("fa", SCHEMA), *calls("fb", True)],
+        "separator": "",
+        "at_least_one": True,
+        "stop_after_first": False,
+    }
+    assert tag_of("hermes", request(NAMED)) == {
+        "type": "tags_with_separator",
+        "tags": calls("fa", SCHEMA),
+        "separator": "",
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    assert tag_of("hermes", request("auto"), level="parameter") == {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [*calls("fa", SCHEMA), *calls("fb", SCHEMA)],
+        "at_least_one": False,
+        "stop_after_first": False,
+        "excludes": [],
+    }
+
+
+def test_kimi_section_and_index() -> None:
+    def call(name: str, value: Any) -> Any:
+        number = {"type": "regex", "pattern": r"\d+"}
+        begin = {"type": "const_string", "value": "<|tool_call_argument_begin|>"}
+        return {
+            "type": "tag",
+            "begin": f"<|tool_call_begin|>functions.{name}:",
+            "content": {"type": "sequence", "elements": [number, begin, schema(value)]},
+            "end": "<|tool_call_end|>",
+        }
+
+    chain = {
+        "type": "tags_with_separator",
+        "tags": [call("fa", SCHEMA), call("fb", True)],
+        "separator": "",
+        "at_least_one": True,
+        "stop_after_first": False,
+    }
+    assert tag_of("kimi", request("required")) == {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "<|tool_calls_section_begin|>"},
+            chain,
+            {"type": "const_string", "value": "<|tool_calls_section_end|>"},
+        ],
+    }
+    section = {
+        "type": "tag",
+        "begin": "<|tool_calls_section_begin|>",
+        "content": chain,
+        "end": "<|tool_calls_section_end|>",
+    }
+    assert tag_of("kimi", request("auto")) == {
+        "type": "triggered_tags",
+        "triggers": ["<|tool_calls_section_begin|>"],
+        "tags": [section],
+        "at_least_one": False,
+        "stop_after_first": False,
+        "excludes": ["<think>", "</think>", "<|tool_call_begin|>"],
+    }
+
+
+def test_auto_is_free_unless_something_asks() -> None:
+    assert tag_of("hermes", request("auto", strict=False)) is None
+    assert tag_of("hermes", request("none")) is None
+    single = tag_of("hermes", request("auto", strict=False, parallel_tool_calls=False))
+    assert single["stop_after_first"] is True
+    assert [tag["content"]["json_schema"] for tag in single["tags"]] == [True] * 4
+    assert tag_of("hermes", request("auto", strict=False), level="function")["stop_after_first"] is False
+
+
+def test_what_the_client_asked_for_goes_before_offered_calls() -> None:
+    assert tag_of("hermes", request("auto", response_format={"type": "json_object"})) is None
+
+
+@pytest.mark.parametrize("name", sorted(GRAMMARS))
+def test_single_calls_stop_after_the_first(name: str) -> None:
+    def flags(value: Any) -> list[bool]:
+        if isinstance(value, dict):
+            own = [value["stop_after_first"]] if "stop_after_first" in value else []
+            return own + [flag for inner in value.values() for flag in flags(inner)]
+        return [flag for inner in value for flag in flags(inner)] if isinstance(value, list) else []
+
+    for choice in ("auto", "required", NAMED):
+        found = flags(tag_of(name, request(choice, parallel_tool_calls=False)))
+        assert found
+        assert all(found)
+
+
+def test_glm_arguments_without_a_schema_are_any_text() -> None:
+    strict, free = tag_of("glm_4_7", request("required"))["tags"]
+    assert strict["content"] == schema(SCHEMA, "glm_xml")
+    assert free["content"] == {
+        "type": "any_text",
+        "excludes": ["<think>", "</think>", "<tool_call>", "</tool_call>"],
+    }
+
+
+def test_families_without_a_tag() -> None:
+    array = ToolConstraints("jamba", None)(request("required"))
+    assert array is not None
+    assert array.json is not None
+    assert ToolConstraints("gemma4", None)(request("required")) is None
