@@ -178,8 +178,18 @@ ExcludeTools = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
-ToolCallParser = Annotated[str | None, typer.Option(help="Output format of tool calls.", rich_help_panel=_MODEL)]
-ReasoningParser = Annotated[str | None, typer.Option(help="Output format of reasoning.", rich_help_panel=_MODEL)]
+ToolCallParser = Annotated[
+    str | None,
+    typer.Option(
+        help="Output format of tool calls; auto tells it by the model. See derender formats.", rich_help_panel=_MODEL
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(
+        help="Output format of reasoning; auto tells it by the model. See derender formats.", rich_help_panel=_MODEL
+    ),
+]
 EnableAutoToolChoice = Annotated[
     bool,
     typer.Option("--enable-auto-tool-choice", help="Let the model choose to call tools.", rich_help_panel=_MODEL),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from derender.auto_format import parser_names
 from derender.derendering.bounds import MAX_TEXT_BYTES, text_size
 from derender.derendering.chat import ChatStreamDerenderer, derender_chat, derender_chat_chunk
 from derender.derendering.completions import (
@@ -61,10 +62,6 @@ class Model:
 
     def __init__(self, source: ModelSource, settings: ModelSettings) -> None:
         """Raises `ModelLoadError`."""
-        try:
-            table = choose_format(settings.tool_call_parser, settings.reasoning_parser)
-        except UnknownFormat as error:
-            raise ModelLoadError(str(error)) from None
         if settings.enable_auto_tool_choice and not settings.tool_call_parser:
             raise ModelLoadError("--enable-auto-tool-choice requires --tool-call-parser")
         self.path = source.path
@@ -79,6 +76,12 @@ class Model:
             raise ModelLoadError(f"{source.path}: {error}") from None
         except OSError as error:
             raise ModelLoadError(f"{error.filename}: cannot be read: {error.strerror}") from None
+        try:
+            self.parsers = parser_names(settings, self.templates, self.tokenizer)
+            """The names of the parsers in use: those of the settings, or what stands for `auto`."""
+            table = choose_format(self.parsers.tool, self.parsers.reasoning)
+        except UnknownFormat as error:
+            raise ModelLoadError(str(error)) from None
         self.max_model_len = settings.max_model_len or source.max_model_len or DEFAULT_MAX_MODEL_LEN
         self.max_model_len_known = bool(settings.max_model_len or source.max_model_len)
         self.vocab_size = max(source.vocab_size or 0, self.tokenizer.vocab_size)
@@ -113,9 +116,9 @@ class Model:
                 trust_request_chat_template=settings.trust_request_chat_template,
                 exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
                 stop_strings=settings.stop_strings,
-                has_tool_parser=settings.tool_call_parser is not None,
+                has_tool_parser=self.parsers.tool is not None,
                 auto_tool_choice=settings.enable_auto_tool_choice,
-                has_reasoning_parser=settings.reasoning_parser is not None,
+                has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
                 tool_constraint=_tool_constraint(table, settings),
                 max_tokens_over_room=settings.max_tokens_over_room,

@@ -34,7 +34,7 @@ class ModelRegistry:
         return model
 
     def cards(self) -> list[ModelCard]:
-        """One card per served name, with what encodes for it."""
+        """One card per served name, with what encodes for it and which formats are read."""
         return [
             ModelCard(
                 id=name,
@@ -42,7 +42,12 @@ class ModelRegistry:
                 root=model.path,
                 max_model_len=model.max_model_len,
                 permission=[ModelPermission(id=f"modelperm-{secrets.token_hex(8)}", created=model.created)],
-                derender={"encoder": model.tokenizer.encoder.name, "encoder_fallback": model.tokenizer.encoder.reason},
+                derender={
+                    "encoder": model.tokenizer.encoder.name,
+                    "encoder_fallback": model.tokenizer.encoder.reason,
+                    "tool_call_parser": model.parsers.tool,
+                    "reasoning_parser": model.parsers.reasoning,
+                },
             )
             for name, model in self._by_name.items()
         ]

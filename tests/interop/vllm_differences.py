@@ -6,6 +6,7 @@ is exactly the intended one; docs/wire.md tells the same in prose.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -207,3 +208,125 @@ def _(c: Context, d: Diff) -> bool:
         return False
     logprobs = lookup(c.b, d.path[: d.path.index("text_offset")])
     return isinstance(logprobs, dict) and logprobs["text_offset"] == sorted(logprobs["text_offset"])
+
+
+# ------------------------------------------------------------------------------------------- with an output format
+
+
+def _calls(value: Any) -> list[Json]:
+    return [call["function"] for call in value] if isinstance(value, list) else []
+
+
+def _json(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return MISSING
+
+
+def _message(c: Context, d: Diff, side: Json) -> Json:
+    """The message (or the joined choice of a stream) that a difference is in."""
+    end = next((i for i, key in enumerate(d.path) if isinstance(key, int)), None)
+    if end is None:
+        end = next((i for i, key in enumerate(d.path) if str(key).isdigit()), 0)
+    choice = lookup(side, d.path[: end + 1]) or {}
+    return choice.get("message") or choice.get("delta") or choice
+
+
+@intended("raw", "arguments are the model's own characters, not written anew")
+def _(c: Context, d: Diff) -> bool:
+    outputs = [c.decode(choice.get("token_ids") or []) for choice in c.choices]
+    if d.path[-1] == "arguments":
+        return any(d.b in output for output in outputs) or _json(d.a) == _json(d.b) is not MISSING
+    if d.path[-1] != "tool_calls":
+        return False
+    before, now = _calls(d.a), _calls(d.b)
+    if c.wish.get("parallel_tool_calls") is False:
+        before = before[:1]
+    return len(before) == len(now) and all(
+        x["name"] == y["name"] and any(y["arguments"] in output for output in outputs)
+        for x, y in zip(before, now, strict=True)
+    )
+
+
+@intended("null", "content is null only beside calls; an answer that said nothing has empty content")
+def _(c: Context, d: Diff) -> bool:
+    return d.path[-1] == "content" and (d.a, d.b) == (None, "") and not _message(c, d, c.b).get("tool_calls")
+
+
+@intended("asked", "an entry has as many alternatives as were asked for, as in 0.33")
+def _(c: Context, d: Diff) -> bool:
+    if d.path[-1] != "top_logprobs" or not isinstance(d.a, list) or not isinstance(d.b, list):
+        return False
+    asked = c.wish.get("top_logprobs") or 0
+    return len(d.a) > asked == len(d.b) and [one["token"] for one in d.b] == [one["token"] for one in d.a[:asked]]
+
+
+@intended("bare", "a call without arguments is a call with {}")
+def _(c: Context, d: Diff) -> bool:
+    return d.path[-1] == "tool_calls" and not _calls(d.a) and {f["arguments"] for f in _calls(d.b)} == {"{}"}
+
+
+@intended("verbatim", "what reads like a call but is none is content as it was written, in streams too")
+def _(c: Context, d: Diff) -> bool:
+    if d.path[-1] == "markup in content":
+        texts = [_message(c, Diff(("choices", key), None, None), c.b).get("content") for key in c.b["choices"]]
+        marked = [text for text in texts if text and "<tool_call>" in text]
+    elif d.path[-1] == "content" and d.a in (None, "") and isinstance(d.b, str):
+        marked = [d.b]
+    else:
+        return False
+    outputs = [c.decode(choice.get("token_ids") or []) for choice in c.choices] or [str(c.body)]
+    return bool(marked) and all(any(text in output for output in outputs) or _broken(text) for text in marked)
+
+
+def _broken(text: str) -> bool:
+    return (
+        text.startswith("<tool_call>") and _json(text.removeprefix("<tool_call>").split("</tool_call>")[0]) is MISSING
+    )
+
+
+@intended("between", "text beside calls is content, and white space that is all there is")
+def _(c: Context, d: Diff) -> bool:
+    if d.path[-1] != "content" or d.a not in (None, "") or not isinstance(d.b, str) or "<tool_call>" in d.b:
+        return False
+    outputs = [c.decode(choice.get("token_ids") or []) for choice in c.choices]
+    return any(d.b in output for output in outputs) or (c.case.stream and "then content" in c.case.name)
+
+
+@intended("demanded", "the JSON that a guided engine writes for a demanded call is read as that call")
+def _(c: Context, d: Diff) -> bool:
+    if c.wish.get("tool_choice") != "required" and not c.named:
+        return False
+    calls = _calls(_message(c, d, c.b).get("tool_calls"))
+    if not calls or d.path[-1] not in ("reasoning", "tool_calls"):
+        return False
+    said = _json(_message(c, d, c.a).get("reasoning"))
+    if c.named:
+        return bool(said == _json(calls[0]["arguments"]))
+    return bool(said == [{"name": f["name"], "parameters": _json(f["arguments"])} for f in calls])
+
+
+@intended("shown", "where reasoning is hidden, ids and logprobs of all other tokens are told")
+def _(c: Context, d: Diff) -> bool:
+    if c.wish.get("include_reasoning") is not False or d.path[-1] not in ("token_ids", "content"):
+        return False
+    if d.path[-1] == "content" and "logprobs" not in d.path:
+        return False
+    if d.path[-1] == "token_ids":
+        ids = [choice.get("token_ids") or [] for choice in c.choices]
+        return not d.a and isinstance(d.b, list) and (c.case.stream or any(one[-len(d.b) :] == d.b for one in ids))
+    if not isinstance(d.a, list) or not isinstance(d.b, list):
+        return False
+    kept = d.a[len(d.a) - len(d.b) :]
+    return [one["logprob"] for one in kept] == [one["logprob"] for one in d.b]
+
+
+@intended("cut", "calls before one that was cut off are calls; vLLM gives the markup of them all as content")
+def _(c: Context, d: Diff) -> bool:
+    before, now = _message(c, d, c.a).get("content") or "", _message(c, d, c.b)
+    if "<tool_call>" not in before or not now.get("tool_calls"):
+        return False
+    if d.path[-1] == "tool_calls":
+        return not _calls(d.a) and all(call["arguments"] in before for call in _calls(d.b))
+    return d.path[-1] == "content" and (d.b or "") in before

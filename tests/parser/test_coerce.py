@@ -82,7 +82,7 @@ RULE = [
 @pytest.mark.parametrize(("types", "text", "expected"), RULE)
 def test_rule(types: str, text: str, expected: str) -> None:
     assert coerce(text, frozenset(types.split())) == expected
-    assert json.loads(expected) is not Ellipsis
+    json.loads(expected)
 
 
 SCHEMAS: list[tuple[Any, str]] = [
@@ -212,5 +212,5 @@ def test_extremes_do_not_raise(text: str, types: str) -> None:
 
 
 def test_json_is_finite() -> None:
-    assert is_json("[1, 2.5e3]") and not is_json("NaN") and not is_json("[1e999]") and not is_json("1 2")
+    assert [is_json(text) for text in ("[1, 2.5e3]", "NaN", "[1e999]", "1 2")] == [True, False, False, False]
     assert quoted('é"\n') == '"é\\"\\n"'

@@ -98,7 +98,7 @@ def output(family: str, arguments: str, name: str = "f") -> str:
 
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("family", WRITTEN)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(arguments=ARGUMENTS, seed=st.integers(0, 1 << 16))
 def test_arguments_are_the_models_own_characters(family: str, tokens: bool, arguments: str, seed: int) -> None:
     form = compiled(FORMATS[family], tokens=tokens)
@@ -109,7 +109,7 @@ def test_arguments_are_the_models_own_characters(family: str, tokens: bool, argu
 
 
 @pytest.mark.parametrize("family", BY_MEMBERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(arguments=ARGUMENTS, order=st.permutations(range(3)), seed=st.integers(0, 1 << 16))
 def test_members_in_any_order(family: str, arguments: str, order: list[int], seed: int) -> None:
     text = WRITTEN[family]
@@ -123,7 +123,7 @@ def test_members_in_any_order(family: str, arguments: str, order: list[int], see
 
 
 @pytest.mark.parametrize("family", BY_MEMBERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(arguments=ARGUMENTS, ascii_only=st.booleans(), seed=st.integers(0, 1 << 16))
 def test_arguments_in_a_string_are_decoded_once(family: str, arguments: str, ascii_only: bool, seed: int) -> None:
     form = compiled(FORMATS[family], tokens=True)

@@ -115,21 +115,23 @@ def call(family: str, name: str, pairs: Pairs) -> str:
 
 TRICKY = [
     "<", "</", "</p", "</parameter", "<parameter", "<function=f>", "<b>x</b>", "\n", "\n\n", " ", '"', "\\", "\\n",
-    "é", "😀", "&lt;", "&amp", "]]", "<![CDATA", "｜DSML｜", "</｜DSML｜", "<arg", "</arg_value", "null", "{", "}", "[1]",
-    "<invoke>", 'name="x"', "=", ">", "<think>", "</think>", "\u2028", "\x00",
+    "é", "😀", "&lt;", "&amp", "]]", "<![CDATA", "｜DSML｜", "</｜DSML｜", "<arg", "</arg_value", "null", "{", "}",
+    "[1]", "<invoke>", 'name="x"', "=", ">", "<think>", "</think>", "\u2028", "\x00",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(TRICKY) | st.text(max_size=6), max_size=8).map("".join)
 
 
-def inside(table: OutputFormat, value: str) -> bool:
-    """Whether a value is one that a call can carry at all: it holds none of the closers, nor another opener."""
-    parts = body(table)
+def inside(form: CompiledFormat, value: str) -> bool:
+    """Whether a value is one that a call can carry at all: without closers, openers, and the vocabulary's tokens."""
+    table, parts = form.table, body(form.table)
     calls = table.calls[0]
     closers = [parts.close, parts.open, "<![CDATA[", "]]>"]
+    closers += [token.content for token in form.marks.tokenizer.added_tokens if token.special]
+    closers += table.end_of_turn
     for pair in (calls.call, calls.section):
         closers += [*pair.open, *pair.close] if pair is not None else []
     squeezed = "".join(value.split())
-    return not any("".join(one.split()) in squeezed for one in closers)
+    return not value.endswith("]") and not any("".join(one.split()) in squeezed for one in closers)
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,11 +139,12 @@ def inside(table: OutputFormat, value: str) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_text_comes_back(family: str, value: str, sizes: list[int], tokens: bool) -> None:
     table = FORMATS[family]
-    if not inside(table, value) or value.endswith("]"):
+    form = compiled(table, tokens=tokens)
+    if not inside(form, value):
         return
     expected = value.strip() if body(table).trim and not body(table).xml else value
     text = call(family, "write_file", [("path", "a"), ("content", value)])
-    got = read(compiled(table, tokens=tokens), text, sizes=sizes, **ask(table))
+    got = read(form, text, sizes=sizes, **ask(table))
     assert [(name, complete) for name, _, complete in got["calls"]] == [("write_file", True)]
     assert json.loads(got["calls"][0][1]) == {"path": "a", "content": expected}
     assert got["content"] == ""
@@ -149,20 +152,17 @@ def test_any_text_comes_back(family: str, value: str, sizes: list[int], tokens: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_string_streams_as_it_comes(family: str) -> None:
-    """What is given out lags behind by no more than what may be a closer or framing."""
-    table = FORMATS[family]
-    form = compiled(table, tokens=False)
+    """What is given out lags behind only by what may be a closer or framing, and nothing piles up in the state."""
+    form = compiled(FORMATS[family], tokens=False)
     parser = FormatParser(form, ParserOptions(), ToolSchemas(TOOLS))
-    value = "0123456789" * 30
-    given_out = 0
-    whole = call(family, "get_weather", [("city", value)])
-    for n, token in enumerate(form.marks.tokenizer.encode(whole)):
-        del n
-        for event in parser.push([token]):
-            given_out += sum(c.isdigit() for c in getattr(event, "text", ""))
-        written = parser.snapshot()
-        assert len(json.dumps(written)) < 1500
-    assert given_out >= len(value)
+    pieces = form.marks.tokenizer.pieces
+    came = given = 0
+    for token in form.marks.tokenizer.encode(call(family, "get_weather", [("city", "0123456789" * 30)])):
+        came += sum(chr(byte).isdigit() for byte in pieces[token])
+        given += sum(c.isdigit() for event in parser.push([token]) for c in getattr(event, "text", ""))
+        assert came - given <= 2
+        assert len(json.dumps(parser.snapshot())) < 1000
+    assert given == 300
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -186,7 +186,7 @@ def test_cut_anywhere(family: str) -> None:
         got = read(form, whole[:n], **ask(table))
         if got["calls"]:
             [(name, arguments, complete)] = got["calls"]
-            assert name == "get_weather" and got["content"] == ""
+            assert (name, got["content"]) == ("get_weather", "")
             assert full == arguments if complete else full.startswith(arguments)
         else:
             assert got["content"].strip() == whole[:n].strip()
@@ -234,9 +234,9 @@ def test_typed_by_an_attribute(attribute: str, text: str, expected: str) -> None
     """The schema (city: string) has no say."""
     output = (
         '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
-        f'<｜DSML｜parameter name="city"{attribute}>{text}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+        f'<｜DSML｜parameter name="city"{attribute}>{text}</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
     )
-    got = same_for_every_split(compiled(FORMATS["deepseek_v4"], tokens=True), output, 2)
     got = same_for_every_split(compiled(FORMATS["deepseek_v4"], tokens=True), output, 2, prompt_tail="</think>")
     assert got["calls"] == [("get_weather", f'{{"city": {expected}}}', True)]
 
@@ -386,8 +386,8 @@ def test_what_ends_a_value(output: str, calls: list[tuple[str, str, bool]]) -> N
 
 def test_a_section_that_closes_ends_the_call_in_it() -> None:
     output = (
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Oslo'
-        "</｜DSML｜parameter>\n</｜DSML｜function_calls>"
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜function_calls>'
     )
     got = same_for_every_split(compiled(FORMATS["deepseek_v32"], tokens=True), output, 8)
     assert got["calls"] == [("get_weather", '{"city": "Oslo"}', True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +14,10 @@ from derender.derendering.logprobs import TokenTexts
 from derender.derendering.options import DerenderOptions
 from derender.derendering.state import BadState, ChoiceState, StreamState, decode_state, encode_state
 from derender.protocol.derender import VllmStreamState
+from derender.protocol.errors import ApiError
 from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
+
+logger = logging.getLogger("derender")
 
 
 class ChoiceStreams:
@@ -39,6 +43,8 @@ class ChoiceStreams:
         self.stopped = False
         """Whether a stop string ended a choice in the last chunk."""
 
+        self._foreign = state is not None and texts.model.state_key is None
+
     def push(
         self, chunk: GenerateChunk, *, prompt_token_ids: Sequence[int] | None
     ) -> Iterator[tuple[GenerateStreamChoice, ChoiceStream, ChoiceDelta]]:
@@ -58,20 +64,37 @@ class ChoiceStreams:
         check_stream(self._texts.model, chunk.choices, prompt=prompt_token_ids, before=before)
         self.stopped = False
         for position, choice in enumerate(chunk.choices):
+            stream, delta = self._advance(position, choice)
+            self.stopped |= delta.stopped
+            if not delta.over:
+                yield choice, stream, delta
+
+    def _advance(self, position: int, choice: GenerateStreamChoice) -> tuple[ChoiceStream, ChoiceDelta]:
+        """Push one choice's part of a chunk. Raises `BadRequest`, and `BadState` for a state that shows itself wrong
+        only when it is used."""
+        try:
             stream = self.moved.get(choice.index) or self._open(choice.index)
             self.moved[choice.index] = stream
-            content = choice.logprobs.content if choice.logprobs is not None else None
             delta = stream.push(
                 choice.token_ids,
-                logprobs=content,
+                logprobs=choice.logprobs.content if choice.logprobs is not None else None,
                 finish=choice.finish_reason is not None,
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
                 where=f"generate_chunk.choices.{position}.token_ids",
             )
-            self.stopped |= delta.stopped
-            if not delta.over:
-                yield choice, stream, delta
+        except ApiError:
+            raise
+        except Exception as error:  # of a state that the caller could write, any may be the caller's
+            raise self._blamed(error) from error
+        return stream, delta
+
+    def _blamed(self, error: Exception) -> Exception:
+        """`BadState` where what broke was made of a state that anyone can have written, else the error itself."""
+        if not self._foreign:
+            return error
+        logger.warning("a stream_state could not be used: %s", type(error).__name__)
+        return BadState()
 
     def _open(self, index: int) -> ChoiceStream:
         if self._vllm is not None:
@@ -111,8 +134,12 @@ class ChoiceStreams:
 
     def state(self) -> dict[str, Any]:
         """The state to give out."""
+        try:
+            moved = {i: stream.snapshot() for i, stream in self.moved.items()}
+        except Exception as error:
+            raise self._blamed(error) from error
         return encode_state(
-            {i: stream.snapshot() for i, stream in self.moved.items()},
+            moved,
             keep=self._states,
             identity=self.identity,
             created=self.created,

@@ -14,6 +14,9 @@ HERMES = OutputFormat(
 
 QWEN3 = HERMES.replace(name="qwen3", reasoning=THINK)
 
+THINK_TAGS = OutputFormat(name="think", reasoning=THINK.replace(start="content"))
+"""For models that think only where they are asked to: without a marker in the prompt, the model opens its reasoning."""
+
 QWEN3_CODER = OutputFormat(
     name="qwen3_coder",
     reasoning=THINK,

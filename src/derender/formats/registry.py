@@ -21,7 +21,7 @@ from derender.formats.moonshot import KIMI_K2
 from derender.formats.muse import MUSE_GLIMMER
 from derender.formats.pairs import HY_V3, HY_V4, K2_HORIZON
 from derender.formats.pythonic import LFM2, LLAMA4_PYTHONIC, OLMO3, PYTHONIC
-from derender.formats.qwen import HERMES, QWEN3, QWEN3_CODER
+from derender.formats.qwen import HERMES, QWEN3, QWEN3_CODER, THINK_TAGS
 from derender.formats.table import OutputFormat
 from derender.formats.tagged import ERNIE45, INKLING, INTERNLM, LONGCAT, TRINITY
 
@@ -41,6 +41,7 @@ FORMATS: dict[str, OutputFormat] = {
         HERMES,
         QWEN3,
         QWEN3_CODER,
+        THINK_TAGS,
         GLM45,
         GLM47,
         DEEPSEEK_V32,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A frozen table; `replace` gives a changed copy."""
 
     def replace(self, **changes: Any) -> Any:
@@ -80,7 +80,7 @@ class Reasoning(Table, frozen=True, kw_only=True):
 # -------------------------------------------------------------------------------------------- arguments
 
 
-class JsonMembers(Table, frozen=True, kw_only=True):
+class JsonMembers(Table, frozen=True, kw_only=True, tag_field="kind", tag="json_members"):
     """A call is a JSON object with a name member and an arguments member, in any order; other members are skipped.
 
     The arguments are the model's own characters from the opening to the matching bracket. `name` None: the object's
@@ -97,7 +97,7 @@ class JsonMembers(Table, frozen=True, kw_only=True):
     fence: str = ""
 
 
-class JsonValue(Table, frozen=True, kw_only=True):
+class JsonValue(Table, frozen=True, kw_only=True, tag_field="kind", tag="json_value"):
     """The call's body is the arguments, one JSON value: the model's own characters. `fence`: what stands around it."""
 
     fence: tuple[str, str] = ("", "")
@@ -120,7 +120,7 @@ ATTRIBUTE = r"""["']?(?P<key>[^"'<>\n]{0,256})["']?\s{0,8}>"""
 """A parameter's key in an attribute, up to the tag's end; quotes of either kind or none."""
 
 
-class Parameters(Table, frozen=True, kw_only=True):
+class Parameters(Table, frozen=True, kw_only=True, tag_field="kind", tag="parameters"):
     """The body is a list of parameters, each an opener with its key, a value, and a closer.
 
     `open`: what stands before a key; blanks after its first `<`, around `=` and where it has some may be any or none.
@@ -143,19 +143,19 @@ class Parameters(Table, frozen=True, kw_only=True):
     typing: Typing = Typing.SCHEMA
 
 
-class KeyValues(Table, frozen=True, kw_only=True):
+class KeyValues(Table, frozen=True, kw_only=True, tag_field="kind", tag="key_values"):
     """The body is `{key: value, …}` with bare keys; strings stand between fences, other values are bare scalars."""
 
     fence: str
 
 
-class PythonCall(Table, frozen=True, kw_only=True):
+class PythonCall(Table, frozen=True, kw_only=True, tag_field="kind", tag="python_call"):
     """The calls are Python: `[name(key=literal, …), …]`, in brackets or one a line."""
 
     brackets: bool = True
 
 
-class NestedElements(Table, frozen=True, kw_only=True):
+class NestedElements(Table, frozen=True, kw_only=True, tag_field="kind", tag="nested_elements"):
     """The body is elements named by their keys, nested for objects and lists; `mark` stands before each tag."""
 
     mark: str
@@ -221,7 +221,8 @@ class OutputFormat(Table, frozen=True, kw_only=True):
     `citations`: markers around a part of the answer that has a source, dropped; the closer goes on up to a `>`.
     `end_of_turn`: tokens that end the output and never are text. `calls`: the ways in which calls are written, all of
     them understood; of several with one opener, the next is tried where one does not read what follows. `messages`:
-    for a format whose regions are told apart by headers."""
+    for a format whose regions are told apart by headers. `trim`: white space at the ends of reasoning and content is
+    framing."""
 
     name: str
     reasoning: Reasoning | None = None
@@ -231,3 +232,4 @@ class OutputFormat(Table, frozen=True, kw_only=True):
     citations: Tags | None = None
     end_of_turn: tuple[str, ...] = ()
     turn_starts: tuple[str, ...] = ()
+    trim: bool = False

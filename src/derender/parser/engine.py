@@ -225,8 +225,9 @@ class FormatParser:
             case "junk":
                 self._verbatim(rest)
             case "section":
-                cut = not self._raw and any(text.startswith(rest.strip()) for text in self._now().section_close)
-                if (self._raw + rest).strip() and not cut:  # the beginning of the section's closer is no text
+                kinds = self._now().in_section.kinds
+                cut = any(k in ("close", "drop") and text.startswith(rest.strip()) for text, k in kinds.items())
+                if (self._raw + rest).strip() and not (cut and not self._raw):  # the beginning of a closer is no text
                     self._verbatim(self._raw + rest)
         self._raw = self._space = ""
 
@@ -487,7 +488,7 @@ class FormatParser:
             return at
         search = grammar.in_section
         found = search.find(text, at, end=end)
-        stop = found.start() if found is not None else len(text) - (0 if end else search.partial.held(text, at))
+        stop = found.start() if found is not None else len(text) - search.partial.held(text, at)
         if stop > at:  # something else stands in the section: it is text
             cut = self._raw if end else ""  # the end of the output in a marker: all of it is text
             self._raw = ""

@@ -31,6 +31,7 @@ class Formats:
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trim", self.trim or self.table.trim)
         native = CompiledFormat(self.table, self.tokenizer)
         object.__setattr__(self, "_by_choice", {"none": native, "auto": native})
         if self.table.calls:

@@ -44,6 +44,8 @@ class Sink:
         """The next characters of the arguments."""
         if not text or self._silent:
             return
+        if type(text) is not str:
+            raise TypeError("arguments are text")  # of a snapshot that nobody made
         self.given = True
         if self.complete:
             self._held.append(text)
@@ -88,8 +90,18 @@ class Sink:
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`; raises ValueError."""
-        self.index, self.name, self.id, held, self.given, self._silent, self.ended = state
+        index, name, identity, held, given, silent, ended = state
+        if not (_is_count(index) and _is_count(ended) and isinstance(held, str)):
+            raise ValueError("not a call's state")
+        if not (isinstance(name, str | None) and isinstance(identity, str | None)):
+            raise ValueError("not a call's state")
+        self.index, self.name, self.id, self.ended = index, name, identity, ended
+        self.given, self._silent = bool(given), bool(silent)
         self._held = [held] if held else []
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
 
 
 def _is_json(text: str) -> bool:

@@ -60,9 +60,11 @@ def prompt_region(compiled: CompiledFormat, prompt_ids: Sequence[int] | None) ->
 
 
 def _tail(compiled: CompiledFormat, prompt_ids: Sequence[int]) -> str:
-    """The end of the prompt as marked text."""
+    """The end of the prompt as marked text, back to the end of the turn before."""
+    tail, ends = prompt_ids[-TAIL:], compiled.marks.end_ids
+    start = next((at for at in range(len(tail), 0, -1) if tail[at - 1] in ends), 0)
     lexer = Lexer(compiled.marks, show_special=True)
-    return lexer.push(prompt_ids[-TAIL:]) + lexer.finish()
+    return lexer.push(tail[start:]) + lexer.finish()
 
 
 def _header(compiled: CompiledFormat, prompt_ids: Sequence[int] | None) -> str:

@@ -161,7 +161,8 @@ class Renderer:
         """The template kwargs that the prompt was made with, the server's defaults among them."""
         given, effort = request.chat_template_kwargs, request.reasoning_effort
         generation_prompt = request.add_generation_prompt is not False
-        if not given and effort is None and generation_prompt and not request.continue_final_message:
+        plain = not given and effort is None and request.documents is None
+        if plain and generation_prompt and not request.continue_final_message:
             return self._plain_kwargs
         kwargs = {**self._plain_kwargs, **_given(given or {})}
         kwargs["add_generation_prompt"] = generation_prompt
@@ -170,6 +171,8 @@ class Renderer:
             kwargs["reasoning_effort"] = effort
             if "enable_thinking" not in (given or {}):
                 kwargs["enable_thinking"] = effort != "none"
+        if request.documents is not None:
+            kwargs["documents"] = request.documents
         kwargs.pop("chat_template", None)  # a text of the request's, of no use to a parser
         return kwargs
 
@@ -192,7 +195,7 @@ class Renderer:
             tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls,
             include_reasoning=request.include_reasoning,
-            chat_template_kwargs=kwargs,
+            chat_template_kwargs={name: value for name, value in kwargs.items() if name != "documents"},
             history_tool_call_cnt=calls,
         )
 

@@ -23,14 +23,16 @@ def describe_registry(registry: ModelRegistry, *, max_body_bytes: int) -> Sequen
 
 
 def describe_model(model: Model) -> Sequence[str]:
-    """Its names, path, vocabulary, context, encoder and template."""
+    """Its names, path, vocabulary, context, encoder, template, and output format where it was told by `auto`."""
     served = ", ".join(model.names)
     encoder = model.tokenizer.encoder
     reason = f" (not fastokens: {encoder.reason})" if encoder.reason else ""
     assumed = "" if model.max_model_len_known else " (assumed: the model does not say; set --max-model-len)"
+    told = (f"  output format: {model.parsers.told}",) if model.parsers.told else ()
     return (
         f"Model: {served}" + (f" ({model.path})" if model.path != served else ""),
         f"  vocabulary {model.vocab_size} tokens, context {model.max_model_len} tokens{assumed}",
         f"  encoder {encoder.name}{reason}",
         "  chat template found" if model.templates is not None else "  no chat template: chat requests will be refused",
+        *told,
     )
