@@ -64,9 +64,8 @@ def parser_names(settings: ModelSettings, templates: TemplateSet | None, tokeniz
         )
         found = detect_reasoning(source, has_token, thinks=thinks)
         reasoning = found.name if found is not None else None
-        told.append(
-            f"reasoning {found.name} ({found.reason})" if found is not None else "no reasoning (the template shows none)"
-        )
+        shown = f"reasoning {found.name} ({found.reason})" if found is not None else ""
+        told.append(shown or "no reasoning (the template shows none)")
     return ParserNames(tool, reasoning, "; ".join(told))
 
 

@@ -1,4 +1,4 @@
-"""The command line: `serve`, `generate`, and `render`, `derender`, `tokenize` on files for use in a shell."""
+"""The command line: `serve`, `generate`; `render`, `derender`, `tokenize`, `parse` on files for a shell; `formats`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from derender import cli_options as option
+from derender.cli_formats import formats_app, parse
 from derender.cli_serve import serve
 
 app = typer.Typer(
@@ -22,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(serve)
+app.command()(parse)
+app.add_typer(formats_app, name="formats")
 
 RequestFile = Annotated[
     Path, typer.Argument(metavar="REQUEST", help="File with the request's JSON; - is standard input.", allow_dash=True)

@@ -190,6 +190,16 @@ ReasoningParser = Annotated[
         help="Output format of reasoning; auto tells it by the model. See derender formats.", rich_help_panel=_MODEL
     ),
 ]
+FormatFile = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FILE.toml",
+        help="Output format of your own, instead of the two parsers; derender formats show NAME prints one to start "
+        "from.",
+        rich_help_panel=_MODEL,
+    ),
+]
 EnableAutoToolChoice = Annotated[
     bool,
     typer.Option("--enable-auto-tool-choice", help="Let the model choose to call tools.", rich_help_panel=_MODEL),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from derender.auto_format import parser_names
+from derender.auto_format import ParserNames, parser_names
 from derender.derendering.bounds import MAX_TEXT_BYTES, text_size
 from derender.derendering.chat import ChatStreamDerenderer, derender_chat, derender_chat_chunk
 from derender.derendering.completions import (
@@ -18,6 +18,7 @@ from derender.derendering.logprobs import TokenTexts
 from derender.derendering.model import DerenderModel
 from derender.formats.choose import UnknownFormat, choose_format
 from derender.formats.table import OutputFormat
+from derender.formats.user_format import FormatFileError, load_format
 from derender.limits import LIMITS
 from derender.parser.formats import Formats
 from derender.parser.start import start_region
@@ -38,7 +39,7 @@ from derender.protocol.generate import GenerateRequest
 from derender.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from derender.rendering.model import RenderModel, ToolConstraint
 from derender.rendering.renderer import Renderer
-from derender.rendering.tool_grammar import ToolConstraints
+from derender.rendering.tool_grammar import GRAMMARS, ToolConstraints
 from derender.settings import ModelSettings
 from derender.sources import (
     ModelLoadError,
@@ -62,8 +63,9 @@ class Model:
 
     def __init__(self, source: ModelSource, settings: ModelSettings) -> None:
         """Raises `ModelLoadError`."""
-        if settings.enable_auto_tool_choice and not settings.tool_call_parser:
-            raise ModelLoadError("--enable-auto-tool-choice requires --tool-call-parser")
+        own = _own_format(settings)
+        if settings.enable_auto_tool_choice and not (own.calls if own is not None else settings.tool_call_parser):
+            raise ModelLoadError("--enable-auto-tool-choice requires --tool-call-parser, or --format with calls")
         self.path = source.path
         self.settings = settings
         self.names = settings.served_model_names or (source.path,)
@@ -77,9 +79,11 @@ class Model:
         except OSError as error:
             raise ModelLoadError(f"{error.filename}: cannot be read: {error.strerror}") from None
         try:
-            self.parsers = parser_names(settings, self.templates, self.tokenizer)
+            self.parsers = (
+                parser_names(settings, self.templates, self.tokenizer) if own is None else _parsers_of(own, settings)
+            )
             """The names of the parsers in use: those of the settings, or what stands for `auto`."""
-            table = choose_format(self.parsers.tool, self.parsers.reasoning)
+            table = own or choose_format(self.parsers.tool, self.parsers.reasoning, config=self.tokenizer.config)
         except UnknownFormat as error:
             raise ModelLoadError(str(error)) from None
         self.max_model_len = settings.max_model_len or source.max_model_len or DEFAULT_MAX_MODEL_LEN
@@ -208,6 +212,38 @@ class Model:
     def tokenizer_info(self) -> dict[str, Any]:
         """The model's tokenizer_config, with `tokenizer_class` always there."""
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self.tokenizer.config}
+
+
+def _own_format(settings: ModelSettings) -> OutputFormat | None:
+    """The format of `--format`. Raises `ModelLoadError`."""
+    path = settings.format_file
+    if path is None:
+        return None
+    for flag, other in (
+        ("--tool-call-parser", settings.tool_call_parser),
+        ("--reasoning-parser", settings.reasoning_parser),
+    ):
+        if other:
+            raise ModelLoadError(f"--format has the calls and the reasoning in it: leave {flag} out")
+    try:
+        table = load_format(path)
+    except FormatFileError as error:
+        raise ModelLoadError(f"--format {error}") from None
+    for n, way in enumerate(table.calls):
+        if way.structural_tag is not None and way.structural_tag not in GRAMMARS:
+            known = ", ".join(sorted(GRAMMARS))
+            raise ModelLoadError(
+                f"--format {path}: calls[{n}].structural_tag: {way.structural_tag!r} is none of {known}"
+            )
+    return table
+
+
+def _parsers_of(own: OutputFormat, settings: ModelSettings) -> ParserNames:
+    """What stands for the parsers' names where the format comes from a file."""
+    thinks = own.reasoning is not None or own.messages is not None
+    return ParserNames(
+        own.name if own.calls else None, own.name if thinks else None, f"{own.name} ({settings.format_file})"
+    )
 
 
 def _tool_constraint(table: OutputFormat | None, settings: ModelSettings) -> ToolConstraint:

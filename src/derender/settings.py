@@ -12,6 +12,7 @@ class ModelSettings:
     """Settings of one model. Defaults are those of `derender serve`.
 
     `chat_template`: a file, the name of one of the model's templates, or a template's text. `max_model_len`: tokens.
+    `format_file`: a TOML file with an output format, in the place of the two parsers.
     `stop_strings`: who looks for them, the engine or derender.
     """
 
@@ -35,6 +36,7 @@ class ModelSettings:
     exclude_tools_when_tool_choice_none: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    format_file: str | None = None
     enable_auto_tool_choice: bool = False
     tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
     tool_call_streaming: Literal["incremental", "complete"] = "incremental"

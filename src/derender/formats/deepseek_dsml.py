@@ -27,9 +27,10 @@ def dialect(name: str, *, sections: tuple[str, ...], blank: str, start: str, str
                     tuple(f"<{piece}{section}>" for section in sections),
                     tuple(f"</{piece}{section}>" for section in sections),
                 ),
-                call=tags(f'<{piece}invoke name="', f"</{piece}invoke>"),
-                header=r'(?P<name>[^"<>\n]{1,256})"\s{0,8}>',
+                call=tags(f'<{piece}invoke name="', (f"</{piece}invoke>", "/>")),
+                header=r'(?P<name>[^"<>\n]{1,256})"\s{0,8}(?:>|(?=/>))',  # without arguments it may close itself
                 bare=True,
+                noise=True,
                 body=Parameters(
                     open=f'<{piece}parameter name="',
                     key=r'(?P<key>[^"<>\n]{0,256})"(?:\s{1,8}string\s{0,4}=\s{0,4}"(?P<string>true|false)")?\s{0,8}>',

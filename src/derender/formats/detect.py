@@ -96,9 +96,7 @@ TOOL_RULES: tuple[Rule, ...] = (
     _rule("deepseek_v41", "｜DSML｜", " calls>"),
     _rule("deepseek_v4", "｜DSML｜", "tool_calls>"),
     _rule("deepseek_v32", "｜DSML｜", "function_calls>"),
-    Rule(
-        name="deepseek_v3", template=(*_DEEPSEEK, "```json"), reasoning=("</think>",), reasons_as="deepseek_r1"
-    ),
+    Rule(name="deepseek_v3", template=(*_DEEPSEEK, "```json"), reasoning=("</think>",), reasons_as="deepseek_r1"),
     _rule("deepseek_v31", *_DEEPSEEK),
     _rule("lfm2", "<|tool_call_start|>"),
     _rule("glm47", "[gMASK]<sop>", "<tool_call>{function-name}<arg_key>"),

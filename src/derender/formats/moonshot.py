@@ -24,6 +24,7 @@ KIMI_K2 = OutputFormat(
                 r"(?P<name>.+?)(?::\d+)?\s*«<|tool_call_argument_begin|>»"
             ),
             bare=True,
+            noise=True,
             body=JsonValue(),
             ids="kimi",
             structural_tag="kimi",

@@ -66,7 +66,7 @@ def parse_pattern(source: str) -> list[Atom]:
     tokens = list(_TOKEN.finditer(source))
     depth = 0
     for token in tokens:
-        depth += (token.lastgroup in ("open", "name", "plain", "other")) - (token["close"] is not None)
+        depth += (token["open"] is not None) - (token["close"] is not None)
         if token["bar"] is not None and not depth:
             return [_choice(tokens)]
     return _sequence(tokens)

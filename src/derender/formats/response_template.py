@@ -283,6 +283,7 @@ def _parameters(field: _Field) -> Parameters:
         close=close[0],
         trim=kind == "json" or (kind == "text" and options.get("strip", True) is not False),
         typing=Typing.VALUE if kind == "json" else Typing.SCHEMA,
+        first=True,
     )
 
 

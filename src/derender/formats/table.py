@@ -128,7 +128,8 @@ class Parameters(Table, frozen=True, kw_only=True, tag_field="kind", tag="parame
     another parameter or the call's real end follows. `unclosed`: a value whose closer is missing ends at the opener of
     another parameter that the tool has. `newline`: one newline at each end of a value is framing. `trim`: white space
     at both ends is. `xml`: entities stand for characters, and CDATA sections are text as it is. `entities`: entities
-    in keys stand for characters. `wrappers`: keys under which a model may put all arguments as one object.
+    in keys stand for characters. `wrappers`: keys under which a model may put all arguments as one object. `first`: a
+    value's first closer counts, whatever follows it.
     """
 
     open: str
@@ -141,6 +142,7 @@ class Parameters(Table, frozen=True, kw_only=True, tag_field="kind", tag="parame
     entities: bool = False
     wrappers: tuple[str, ...] = ()
     typing: Typing = Typing.SCHEMA
+    first: bool = False
 
 
 class KeyValues(Table, frozen=True, kw_only=True, tag_field="kind", tag="key_values"):
@@ -168,19 +170,19 @@ class Calls(Table, frozen=True, kw_only=True):
     """How calls are written.
 
     `section` wraps all calls of a turn, `call` each of them; both may be absent (a call then begins with its header or
-    body). `header`: pattern with the group `name` (and `id`) between opener and body. `many`: several headers may
-    follow each other in one call wrapper. `bare`: calls are also recognised without their section. `strip`: white
-    space between content and a call is framing. `start_only`: a call can only begin where nothing was said yet.
-    `named`: the call's name is the one that the request demands. `separators`: characters that stand between two calls
-    and belong to nothing.
+    body). `header`: pattern with the group `name` (and `id`) between opener and body. `noise`: text in a section that
+    is no call, or a call without a name, belongs to nothing. `bare`: calls are also recognised without their section.
+    `strip`: white space between content and a call is framing. `start_only`: a call can only begin where nothing was
+    said yet. `named`: the call's name is the one that the request demands. `separators`: characters that stand between
+    two calls and belong to nothing.
     """
 
     body: Body
     section: Tags | None = None
     call: Tags | None = None
     header: str | None = None
-    many: bool = False
     bare: bool = False
+    noise: bool = False
     strip: bool = False
     start_only: bool = False
     named: bool = False

@@ -23,7 +23,9 @@ _LONGEST_HEADER = 4096
 _BLANKS = re.compile(r"\s*")
 _LONGEST_CITATION = 256
 _BETWEEN = " \t\r\n,;"  # may stand between the calls of a section
-_PLACES = frozenset(("content", "reasoning", "section", "header", "body", "close", "junk", "message", "skipped"))
+_PLACES = frozenset(
+    ("content", "reasoning", "section", "header", "body", "close", "junk", "noise", "message", "skipped")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,9 @@ class FormatParser:
                 self._leave_content("end")
             case "reasoning":
                 self._think(rest)
+                reasoning = self._compiled.table.reasoning
+                if self._space and self._said and not (reasoning is not None and reasoning.strip):
+                    self._events.append(ReasoningText(self._space))  # it was cut: this is no end of it
                 self._leave_reasoning()
             case "header":
                 self._verbatim(self._raw + rest)
@@ -389,7 +394,7 @@ class FormatParser:
 
     def _say(self, text: str) -> None:
         """Visible text, white space that may be framing held back."""
-        text = self._space + text
+        text = self._space + self._marks.show(text, special=self._options.show_special)
         self._space = ""
         if not self._said:
             if not text.strip(self._compiled.between if self._sink.index else None):
@@ -397,28 +402,34 @@ class FormatParser:
                 return
             self._said = self._content = True
             if self._options.trim:
-                text = text.lstrip()
+                body = text.lstrip()
+                text = body if self._frames(text[: len(text) - len(body)]) or not self._sink.index else text
         if self._options.trim or any(g.table.strip for g in self._compiled.grammars):
             body = text.rstrip()
             self._space, text = text[len(body) :], body
-        text = self._marks.show(text, special=self._options.show_special)
         if text:
             self._events.append(ContentText(text))
 
+    def _frames(self, space: str) -> bool:
+        """Whether white space between content and a call is framing: that of a line's end, or all of it by the table."""
+        return "\n" in space or any(grammar.table.strip for grammar in self._compiled.grammars)
+
     def _leave_content(self, why: str) -> None:
-        space, said = self._space, self._said
+        space, said, ended = self._space, self._said, why == "end"
         self._space, self._said = "", False
-        if why == "call":
+        if why == "call" and said and self._options.trim and not self._frames(space):
+            why = "end"  # a blank between words
+        elif why == "call":
             self._raw = space
         if why == "reason" and said:
             why = "end"  # reasoning in the midst of an answer takes none of its blanks
-        framing = self._options.trim or why not in ("end", "answer")
+        framing = why not in ("end", "answer") or (self._options.trim and (ended or why == "answer"))
         framing = framing or (not said and (why == "answer" or self._content or bool(self._sink.index)))
         if space and not framing:
-            self._events.append(ContentText(self._marks.show(space, special=self._options.show_special)))
+            self._events.append(ContentText(space))
 
     def _think(self, text: str) -> None:
-        text = self._space + text
+        text = self._space + self._marks.show(text, special=self._options.show_special)
         self._space = ""
         reasoning = self._compiled.table.reasoning
         if self._prefix and text:
@@ -433,7 +444,6 @@ class FormatParser:
         if self._options.trim or (reasoning is not None and reasoning.strip):
             body = text.rstrip()
             self._space, text = text[len(body) :], body
-        text = self._marks.show(text, special=self._options.show_special)
         if text:
             self._events.append(ReasoningText(text))
 
@@ -489,6 +499,9 @@ class FormatParser:
         search = grammar.in_section
         found = search.find(text, at, end=end)
         stop = found.start() if found is not None else len(text) - search.partial.held(text, at)
+        if stop > at and grammar.table.noise:
+            self._raw = ""
+            return stop
         if stop > at:  # something else stands in the section: it is text
             cut = self._raw if end else ""  # the end of the output in a marker: all of it is text
             self._raw = ""
@@ -529,6 +542,10 @@ class FormatParser:
                 )
                 return found.end()
         elif len(text) - at < _LONGEST_HEADER and closer is None:
+            return at
+        if self._sectioned and grammar.table.noise:
+            self._sink.drop()
+            self._raw, self._opener, self._reader, self._where = "", "", None, "noise"
             return at
         return self._fail(text, at, at)
 
@@ -587,26 +604,29 @@ class FormatParser:
 
     def _in_junk(self, text: str, at: int, end: bool) -> int:
         """Text up to the end of a wrapper that holds no call, or to the next opener."""
-        grammar = self._now()
+        grammar, give = self._now(), self._verbatim if self._where == "junk" else _drop
         search = grammar.junk
         found = search.find(text, at, end=end)
         if found is None:
             stop = len(text) if end else len(text) - search.partial.held(text, at)
-            self._verbatim(text[at:stop])
+            give(text[at:stop])
             return stop
         kind = search.kinds[found[0]]
         if found[0] in grammar.ends:
-            self._verbatim(text[at : found.start()])
+            give(text[at : found.start()])
             self._where = "content"
             return found.start()
         if kind == "close":
-            self._verbatim(text[at : found.end()])
+            give(text[at : found.end()])
             self._where = "section" if self._sectioned and found[0] in grammar.call_close else "content"
             return found.end()
-        self._verbatim(text[at : found.start()])
+        give(text[at : found.start()])
         self._said = False
         self._enter("section" if kind == "section" else "call", self._grammar, found[0])
         return found.end()
+
+    _in_noise = _in_junk
+    """The same for what belongs to nothing."""
 
     def _tail_is_text(self) -> None:
         """Behind a call's body no closer follows: what was passed over is text."""
@@ -653,3 +673,7 @@ class FormatParser:
         self._reader, self._raw = None, ""
         self._where, self._said = "section" if self._sectioned else "content", False
         return at
+
+
+def _drop(text: str) -> None:
+    """Text that belongs to nothing."""

@@ -28,6 +28,9 @@ class Marks:
         wanted = list(literals)
         added = sorted(tokenizer.added_tokens, key=lambda token: -len(token.content))
         used = [token for token in added if token.content and any(token.content in text for text in wanted)]
+        ends = frozenset(end_of_turn)
+        # Other special tokens too: they are no text of the answer, but they are data in a call's arguments.
+        used += [token for token in added if token.special and token.content not in ends and token not in used]
         used = used[: _LAST - _FIRST]
         self.characters: dict[int, str] = {token.id: chr(_FIRST + n) for n, token in enumerate(used)}
         """Token id → its character."""
@@ -42,7 +45,7 @@ class Marks:
         """Texts of ordinary tokens that are whole characters, as they are met."""
         self.shown_texts: dict[int, str] = {}
         """The same where special tokens are shown."""
-        self.end_ids = frozenset(i for text in end_of_turn if (i := _added_id(tokenizer, text)) is not None)
+        self.end_ids = frozenset(i for text in ends if (i := _added_id(tokenizer, text)) is not None)
 
     def literal(self, text: str) -> str:
         """A literal as it stands in marked text: tokens of the vocabulary in it as their characters."""

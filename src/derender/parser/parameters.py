@@ -182,6 +182,8 @@ class ParametersReader(Reader):
 
     def _closes(self, text: str, at: int) -> Verdict:
         """Whether a value's closer that ends here is one."""
+        if self._table.first:
+            return True
         kind, to = self._structure.ahead(text, at, over=self.over)
         if self.depth and kind is Ahead.VALUE_CLOSE:
             return False

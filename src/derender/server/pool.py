@@ -42,6 +42,7 @@ class WorkPool:
         self._foreign = ThreadPoolExecutor(threads, thread_name_prefix="derender-foreign")
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
+        self._closed = False
 
     async def run(self, function: Callable[[], T], *, size: int, foreign: bool = False) -> T:
         """`function()` in a thread. `size`: bytes that it holds. Raises what it raises, and `Unavailable` when full.
@@ -49,6 +50,8 @@ class WorkPool:
         `foreign`: it waits for code of the caller's, which may take as long as it is let; the others wait for none of
         it.
         """
+        if self._closed:
+            raise Unavailable("the server is shutting down")
         if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
             raise Unavailable("the server has too much work waiting; try again later")
         self._waiting_bytes += size
@@ -60,5 +63,6 @@ class WorkPool:
 
     async def close(self) -> None:
         """Ends the threads; what still waits is dropped."""
+        self._closed = True
         for executor in (self._executor, self._alone, self._foreign):
             executor.shutdown(wait=False, cancel_futures=True)

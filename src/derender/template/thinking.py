@@ -9,6 +9,7 @@ from derender.protocol.errors import BadRequest
 from derender.template.jinja import ChatTemplate
 
 _SWITCHES = ("enable_thinking", "thinking")
+_NOT_KWARGS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "special_tokens")
 _QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
@@ -26,6 +27,7 @@ def thinks_by_default(
     that renders nothing for a plain question.
     """
     special = special_tokens or {}
+    kwargs = {name: value for name, value in kwargs.items() if name in template.variables and name not in _NOT_KWARGS}
 
     def prompt(**more: Any) -> str:
         return template.render(_QUESTION, special_tokens=special, **{**kwargs, **more})
