@@ -411,7 +411,7 @@ class FormatParser:
             self._events.append(ContentText(text))
 
     def _frames(self, space: str) -> bool:
-        """Whether white space between content and a call is framing: that of a line's end, or all of it by the table."""
+        """Whether white space between content and a call is framing: a line's end, or all of it by the table."""
         return "\n" in space or any(grammar.table.strip for grammar in self._compiled.grammars)
 
     def _leave_content(self, why: str) -> None:
