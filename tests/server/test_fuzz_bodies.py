@@ -37,7 +37,7 @@ from derender.server.app import AppSettings, build_app
 from derender.server.http import App
 from derender.server.operations import OPERATIONS, Operation
 
-TIMES = float(os.environ.get("DERENDER_FUZZ_BODIES", "1"))
+TIMES = float(os.environ.get("DERENDER_FUZZ_BODIES", "1"))  # of what is drawn by chance
 CHAT_RENDER, RENDER = "/v1/chat/completions/render", "/v1/completions/render"
 CHAT_DERENDER, DERENDER = "/v1/chat/completions/derender", "/v1/completions/derender"
 PATIENCE = 20.0  # seconds that one answer may take on a machine with much to do

@@ -71,7 +71,7 @@ def test_endless_loops_are_ended(source: str) -> None:
     error = refusal(source, seconds=0.5)
     assert isinstance(error, BadRequest)
     assert error.message == "the chat template of the request went over its limit of 0.5 seconds"
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_endless_loops_are_ended(source: str) -> None:
     ],
 )
 def test_memory_is_bounded(source: str) -> None:
-    error = refusal(source, seconds=5.0, memory_bytes=256 << 20)
+    error = refusal(source, seconds=60.0, memory_bytes=256 << 20)
     assert isinstance(error, BadRequest)
     assert "memory" in error.message
 

@@ -14,7 +14,7 @@ from derender.derendering.logprobs import TokenTexts
 from derender.derendering.options import DerenderOptions
 from derender.derendering.state import BadState, ChoiceState, StreamState, decode_state, encode_state
 from derender.protocol.derender import VllmStreamState
-from derender.protocol.errors import ApiError
+from derender.protocol.errors import ApiError, BadRequest
 from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
 
 logger = logging.getLogger("derender")
@@ -62,6 +62,11 @@ class ChoiceStreams:
             if len({choice.index for choice in chunk.choices} | self.moved.keys()) > 1:
                 raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
         check_stream(self._texts.model, chunk.choices, prompt=prompt_token_ids, before=before)
+        most = self._texts.model.max_n_sequences
+        if len(self.moved) + len(chunk.choices) > most:
+            count = len(self.moved.keys() | {choice.index for choice in chunk.choices})
+            if count > most:
+                raise BadRequest(f"choices count ({count}) exceeds server maximum ({most}).", param="choices")
         self.stopped = False
         for position, choice in enumerate(chunk.choices):
             stream, delta = self._advance(position, choice)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from derender.engines.base import Capabilities, EngineLoad, EngineModel
 from derender.engines.llama_backend import BackendOptions, LlamaBackend
-from derender.engines.sampling import Limits, Plan, plan, plans_long
+from derender.engines.sampling import FEW, Limits, Plan, plan, plans_long
 from derender.engines.scheduler import Backend, Job, Scheduler, Token
 from derender.protocol.common import Usage
 from derender.protocol.errors import ApiError, Unavailable
@@ -31,6 +31,7 @@ from derender.protocol.generate import (
     GenerateStreamChoice,
 )
 
+_TAKEN_AT_ONCE = 512  # tokens
 _KINDS = {"json_schema": ("json", "json_object"), "regex": ("regex",), "lark": ("choice", "grammar")}
 
 
@@ -82,23 +83,27 @@ class LlamaCppEngine:
                     ends[token.choice] = token
         finally:
             run.close()
-        return GenerateResponse(
-            request_id=run.request_id,
-            model=request.model or self._name,
-            created=int(time.time()),
-            usage=_usage(request, sum(map(len, ids))),
-            prompt_token_ids=request.token_ids if request.return_token_ids else None,
-            choices=[
-                GenerateChoice(
-                    index=index,
-                    finish_reason=ends[index].finish_reason,
-                    stop_reason=ends[index].stop_reason,
-                    token_ids=ids[index],
-                    logprobs=GenerateLogprobs(logprobs[index]) if sampling.logprobs is not None else None,
-                )
-                for index, sampling in enumerate(planned.choices)
-            ],
-        )
+
+        def made() -> GenerateResponse:
+            return GenerateResponse(
+                request_id=run.request_id,
+                model=request.model or self._name,
+                created=int(time.time()),
+                usage=_usage(request, sum(map(len, ids))),
+                prompt_token_ids=request.token_ids if request.return_token_ids else None,
+                choices=[
+                    GenerateChoice(
+                        index=index,
+                        finish_reason=ends[index].finish_reason,
+                        stop_reason=ends[index].stop_reason,
+                        token_ids=ids[index],
+                        logprobs=GenerateLogprobs(logprobs[index]) if sampling.logprobs is not None else None,
+                    )
+                    for index, sampling in enumerate(planned.choices)
+                ],
+            )
+
+        return await asyncio.to_thread(made) if len(planned.choices) > FEW else made()
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         planned = await self._plan(request)
@@ -187,6 +192,7 @@ class _Run:
             priority=request.priority,
         )
         self._open = len(planned.choices)
+        self._taken = 0
         scheduler.submit(self._job)
 
     def _sink(self, token: Token | ApiError) -> None:
@@ -195,6 +201,9 @@ class _Run:
 
     async def next(self) -> Token:
         """The next token of any choice. Raises the `ApiError` that ended the job."""
+        self._taken += 1
+        if not self._taken % _TAKEN_AT_ONCE:  # a full queue never waits, and the loop has others to serve
+            await asyncio.sleep(0)
         token = await self._queue.get()
         if isinstance(token, ApiError):
             raise token

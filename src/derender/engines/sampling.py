@@ -21,7 +21,7 @@ _LOWEST_TEMPERATURE = 0.01  # what vLLM raises a smaller one to
 _BIAS = 100.0
 MAX_GRAMMAR = 65536  # bytes of a constraint
 _MAX_STREAM_INTERVAL = 2**31
-_FEW, _MANY_LISTED = 64, 4096  # choices and listed ids that are planned within a millisecond
+FEW, _MANY_LISTED = 64, 4096  # choices and listed ids that are planned within a millisecond
 _MOST_LISTED = 4  # ids in a list, for each of the vocabulary
 
 ConstraintKind = Literal["json_schema", "regex", "lark"]
@@ -86,7 +86,7 @@ def plans_long(request: GenerateRequest) -> bool:
     """Whether `plan` may take more than some milliseconds for a request."""
     p = request.sampling_params
     listed = sum(len(_value(ids, None) or ()) for ids in (p.stop_token_ids, p.allowed_token_ids, p.logit_bias))
-    return _value(p.n, 1) > _FEW or listed > _MANY_LISTED or _value(p.structured_outputs, None) is not None
+    return _value(p.n, 1) > FEW or listed > _MANY_LISTED or _value(p.structured_outputs, None) is not None
 
 
 def plan(request: GenerateRequest, limits: Limits, *, random_seed: Callable[[], int]) -> Plan:

@@ -60,8 +60,10 @@ def prompt_region(compiled: CompiledFormat, prompt_ids: Sequence[int] | None) ->
 
 
 def _tail(compiled: CompiledFormat, prompt_ids: Sequence[int]) -> str:
-    """The end of the prompt as marked text, back to the end of the turn before."""
-    tail, ends = prompt_ids[-TAIL:], compiled.marks.end_ids
+    """The end of the prompt as marked text, back to the end of the turn before. Ids that no piece is known of, which a
+    model's padded vocabulary allows in a prompt, are passed over."""
+    knows, ends = compiled.marks.tokenizer.knows, compiled.marks.end_ids
+    tail = [token for token in prompt_ids[-TAIL:] if knows(token)]
     start = next((at for at in range(len(tail), 0, -1) if tail[at - 1] in ends), 0)
     lexer = Lexer(compiled.marks, show_special=True)
     return lexer.push(tail[start:]) + lexer.finish()

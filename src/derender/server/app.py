@@ -55,9 +55,15 @@ def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: Server
         max_body_bytes=settings.max_body_bytes,
         api_keys=settings.api_keys,
         metrics=metrics,
-        on_shutdown=(pool.close,),
+        on_shutdown=(pool.close, _stop_templates),
         cors=settings.cors,
         root_path=settings.root_path,
         request_id_headers=settings.request_id_headers,
     )
     return app
+
+
+async def _stop_templates() -> None:
+    from derender.template.limited import stop_all
+
+    stop_all()

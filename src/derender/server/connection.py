@@ -54,6 +54,11 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_HEAD_TOO_LARGE)
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if getattr(self.server_state, "draining", False):  # the client is told to send no more here
+            self.cycle.keep_alive = False
+
     def end_if_silent(self, now: float) -> None:
         """Ends a connection whose client owes the rest of a request and has been silent for too long.
 

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from derender.engines.base import Engine, EngineLoad
+from derender.engines.sampling import FEW
 from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.common import ModelCard, ModelList, ModelPermission
 from derender.protocol.generate import AbortRequest, GenerateChunk, GenerateRequest
@@ -26,6 +27,7 @@ from derender.server.metrics import CONTENT_TYPE, ServerMetrics
 from derender.server.pool import INLINE_BYTES, WorkPool
 from derender.server.run import ServerSettings, configure_logging, leave, run_app
 
+_CHOICE_BYTES = 256  # of a short choice in an answer, about
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; metrics tell it from an answer
 
 _decode = Decoder(GenerateRequest)
@@ -79,7 +81,11 @@ class GenerateServer:
             await asyncio.wait((work, left))
         if work.cancelled():
             return Response(status=_CLIENT_CLOSED_REQUEST)
-        return Response(self._wire.response(work.result()))
+        answer = work.result()
+        choices = len(answer.choices)
+        if choices <= FEW:
+            return Response(self._wire.response(answer))
+        return Response(await self._pool.run(lambda: self._wire.response(answer), size=choices * _CHOICE_BYTES))
 
     async def _events(self, chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[bytes, None]:
         async with aclosing(chunks):

@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from derender.protocol.codec import encode
 from derender.protocol.errors import (
@@ -37,6 +37,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 Hook = Callable[[], Awaitable[None]]
+T = TypeVar("T")
 
 logger = logging.getLogger("derender.server")
 
@@ -89,6 +90,21 @@ class Request:
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; of a repeated one the last."""
         return self._headers.get(name)
+
+    async def unless_left(self, work: Awaitable[T]) -> T:
+        """The result of `work`. Cancels it and raises `ClientLeft` when the client leaves before that."""
+        task = asyncio.ensure_future(work)
+        left = asyncio.ensure_future(self.disconnected())
+        try:
+            await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not task.done():
+                task.cancel()
+            await asyncio.wait((task, left))
+        if task.cancelled():
+            raise ClientLeft
+        return task.result()
 
     async def disconnected(self) -> None:
         """Returns when the client has left, or when the answer has been sent whole."""

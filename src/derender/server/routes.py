@@ -104,7 +104,7 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
         request_id = header.decode("latin-1") if header else None
         size = len(body)
         if size > inline_bytes:
-            answer = await pool.run(lambda: whole(body, request_id), size=size)
+            answer = await http.unless_left(pool.run(lambda: whole(body, request_id), size=size))
             if isinstance(answer, bytes):
                 return Response(answer)
             request = answer
@@ -113,7 +113,7 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
             if not (brings_template(request) or takes_long(request)):
                 return Response(finish(request, request_id))
         work = pool.run(lambda: finish(request, request_id), size=size, foreign=brings_template(request))
-        return Response(await work)
+        return Response(await http.unless_left(work))
 
     return handle
 

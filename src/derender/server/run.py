@@ -79,7 +79,18 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Connections that the kernel has taken and the event loop has not would be reset with the listener's end.
+        """Ends in steps, so that no request is lost that is on its way: answers say `connection: close`, connections
+        that the kernel has taken come in (they would be reset with the listener's end), and what those ask is read."""
+        self.server_state.draining = True  # type: ignore[attr-defined]
+        for connection in self.server_state.connections:
+            if isinstance(connection, Connection) and connection.cycle is not None:
+                connection.cycle.keep_alive = False
+        await asyncio.sleep(_ACCEPT_SECONDS)
+        for sock in sockets or ():
+            sock.listen(0)  # the kernel takes no more than one
+        await asyncio.sleep(_ACCEPT_SECONDS)
+        for server in self.servers:
+            server.close()
         await asyncio.sleep(_ACCEPT_SECONDS)
         await super().shutdown(sockets=sockets)
 

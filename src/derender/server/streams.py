@@ -149,17 +149,18 @@ def _engine_error(record: bytes) -> ErrorResponse | None:
 
 async def _records(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
     """The records of a body: the data of its events, or its lines."""
-    held = bytearray()
-    looked = 0  # how much of it is known to have no end of line
+    held = bytearray()  # of a line that has not ended
     async for part in parts:
-        held += part
-        while (end := held.find(b"\n", looked)) >= 0:
-            if record := _record(bytes(held[:end])):
-                yield record
-            del held[: end + 1]
-            looked = 0
-        looked = len(held)
-        if looked > limit:
+        if b"\n" in part:
+            held += part
+            *lines, rest = held.split(b"\n")
+            held = rest
+            for line in lines:
+                if line and (record := _record(bytes(line))):
+                    yield record
+        else:
+            held += part
+        if len(held) > limit:
             raise BodyTooLarge(f"a record is larger than {limit} bytes")
     if record := _record(bytes(held)):
         yield record

@@ -24,7 +24,7 @@ from derender.template.jinja import ChatTemplate, TemplateBroken
 from derender.template.kwargs import filter_template_kwargs
 from derender.template.messages import normalize_messages
 
-__all__ = ["render_limited"]
+__all__ = ["render_limited", "stop_all"]
 
 logger = logging.getLogger("derender.template")
 
@@ -42,6 +42,15 @@ _OK, _REFUSED, _READY = b"+", b"-", b"!"
 _KILLED, _ALARM, _PROCESSOR_TIME = 9, 14, 24  # SIGKILL, SIGALRM, SIGXCPU, by number as not every system has them
 _NOT_STARTED = "the server cannot start another process for chat templates of requests; try again later"
 _OVER = "the chat template of the request went over its limit of"
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def stop_all() -> None:
+    """Kills what runs now: a server that shuts down would wait for it."""
+    for process in tuple(_running):
+        process.kill()
 
 
 def render_limited(
@@ -104,11 +113,13 @@ def render_limited(
         logger.error("the process for request templates could not be started: %s", error)
         raise Unavailable(_NOT_STARTED) from None
     with started as process:
+        _running.add(process)
         try:
             answer, _ = process.communicate(data, timeout=seconds + _STARTING)
         except subprocess.TimeoutExpired:
             raise BadRequest(f"{_OVER} {seconds:g} seconds", param="chat_template") from None
         finally:
+            _running.discard(process)
             process.kill()
     return _result(answer, process.returncode, seconds)
 

@@ -1,0 +1,203 @@
+"""The state of one output's parser: made, told as a snapshot, taken up again; and how text is given out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from derender.parser.coerce import ToolSchemas
+from derender.parser.compiled import CompiledFormat
+from derender.parser.events import ContentText, Event, ReasoningText
+from derender.parser.marks import Lexer, pack, unpack
+from derender.parser.reader import Reader
+from derender.parser.sink import Sink
+
+HEADER = "header:"
+PLACES = frozenset(
+    ("content", "reasoning", "section", "header", "body", "close", "junk", "noise", "message", "skipped")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserOptions:
+    """How to read one output.
+
+    `start`: the region it begins in; for a format of messages, `HEADER` and what the prompt has of the first header.
+    `calls`: whether calls are read at all. `complete`: whether a call is given only when it is whole. `trim`: whether
+    white space at the ends of a region belongs to nothing. `show_special`: whether special tokens that are no markers
+    are visible. `strip_blank`: whether a leading blank is dropped. `name`: of the tool that the request demands.
+    """
+
+    start: str = "content"
+    calls: bool = True
+    complete: bool = False
+    trim: bool = False
+    show_special: bool = False
+    strip_blank: bool = False
+    name: str = ""
+
+
+class ParserState:
+    """What a parser knows of its output so far. `regions` tells for each token, in order, whether it was reasoning."""
+
+    def __init__(self, compiled: CompiledFormat, options: ParserOptions, schemas: ToolSchemas) -> None:
+        self._compiled = compiled
+        self._options = options
+        self._schemas = schemas
+        self._marks = compiled.marks
+        self._lexer = Lexer(
+            compiled.marks,
+            show_special=options.show_special,
+            strip=options.strip_blank,
+        )
+        self._events: list[Event] = []
+        self._sink = Sink(self._events, complete=options.complete)
+        self._where = options.start if compiled.chain is None else "message"
+        self._grammar = -1
+        self._sectioned = False  # whether the call in work stands in a section
+        self._region = "content"  # the region that a call which proves to be none falls back to
+        self._opener = ""  # of the call in work, as long as it may still be another way of writing calls
+        self._again = ""  # what has to be read again, before the rest of the text
+        self._reader: Reader | None = None
+        self._text = ""  # what was not taken yet
+        self._raw = ""  # what the model wrote of a call that may still prove to be none
+        self._space = ""  # white space that is held back
+        self._said = False  # whether the region has anything but white space
+        self._content = False  # whether there was any content at all
+        self._answer = False  # whether the markers of an answer were opened
+        self._calls = compiled.chain is None  # whether the format's own calls may stand in this content
+        reasoning = compiled.table.reasoning
+        thinks = compiled.chain is None and reasoning is not None and reasoning.start == "reasoning"
+        self._off = int(thinks and options.start == "content")
+        """Whether thinking was turned off for this output (1), so that its markers are text; 2 behind an opener."""
+        self._has_prefix = compiled.table.reasoning is not None and bool(compiled.table.reasoning.prefix)
+        self._prefix = self._has_prefix  # whether the text that begins reasoning may still come
+        self._ends: list[int] = []  # where in `_text` the tokens of this push end
+        self._settled = 0  # how many of them have their region
+        self.regions: list[bool] = []
+        """For each token taken since `take_regions`: whether it was reasoning."""
+        if compiled.chain is not None:
+            self._head = self._marks.literal(options.start.removeprefix(HEADER)) if HEADER in options.start else ""
+            self._raw = self._head
+            self._opened = compiled.chain.header.pattern.search(self._head) is not None  # the prompt has begun a body
+
+    def snapshot(self) -> list[Any]:
+        """The state as JSON-safe values."""
+        return [
+            self._where,
+            self._region,
+            self._grammar,
+            self._sectioned,
+            pack(self._text),
+            pack(self._raw),
+            pack(self._opener),
+            self._space,
+            self._said,
+            self._content,
+            self._answer,
+            self._calls,
+            self._prefix,
+            self._off,
+            pack(self._sink.state()),
+            pack(self._reader.state()) if self._reader is not None else None,
+            getattr(self._reader, "tool", ""),
+            self._lexer.strip,
+            list(self._lexer.pending),
+        ]
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
+        try:
+            where, region, grammar, sectioned, text, raw, opener, space, said, content, *more = state
+            answer, calls, prefix, off, sink, reader, tool, strip, pending = more
+            if where not in PLACES or not -1 <= grammar < len(self._compiled.grammars):
+                raise ValueError("no such place")
+            if where in ("message", "skipped") and self._compiled.chain is None:
+                raise ValueError("no messages in this format")
+            if region not in ("content", "reasoning"):
+                raise ValueError("no such region")
+            self._where, self._region, self._grammar, self._sectioned = where, region, grammar, bool(sectioned)
+            self._text, self._raw, self._space = str(unpack(text)), str(unpack(raw)), str(space)
+            self._opener = str(unpack(opener))
+            self._said, self._content, self._calls = bool(said), bool(content), bool(calls)
+            self._prefix = bool(prefix) and self._has_prefix
+            self._answer, self._off = bool(answer), int(off)
+            self._sink.restore(unpack(sink))
+            if reader is not None:
+                if grammar < 0:
+                    raise ValueError("a reader without a grammar")
+                self._reader = self._compiled.grammars[grammar].reader(self._marks, self._schemas, tool=str(tool))
+                self._reader.restore(unpack(reader))
+            elif where == "body":
+                raise ValueError("no reader")
+            self._lexer.strip = bool(strip)
+            self._lexer.pending = bytes(pending)
+        except (TypeError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError("not a parser's state") from error
+
+    # ------------------------------------------------------------------------------------------ giving out text
+
+    def _say(self, text: str) -> None:
+        """Visible text, white space that may be framing held back."""
+        text = self._space + self._marks.show(text, special=self._options.show_special)
+        self._space = ""
+        if not self._said:
+            if not text.strip(self._compiled.between if self._sink.index else None):
+                self._space = text
+                return
+            self._said = self._content = True
+            if self._options.trim:
+                body = text.lstrip()
+                text = body if self._frames(text[: len(text) - len(body)]) or not self._sink.index else text
+        if self._options.trim or any(g.table.strip for g in self._compiled.grammars):
+            body = text.rstrip()
+            self._space, text = text[len(body) :], body
+        if text:
+            self._events.append(ContentText(text))
+
+    def _frames(self, space: str) -> bool:
+        """Whether white space between content and a call is framing: a line's end, or all of it by the table."""
+        return "\n" in space or any(grammar.table.strip for grammar in self._compiled.grammars)
+
+    def _leave_content(self, why: str) -> None:
+        space, said, ended = self._space, self._said, why == "end"
+        self._space, self._said = "", False
+        if why == "call" and said and self._options.trim and not self._frames(space):
+            why = "end"  # a blank between words
+        elif why == "call":
+            self._raw = space
+        if why == "reason" and said:
+            why = "end"  # reasoning in the midst of an answer takes none of its blanks
+        framing = why not in ("end", "answer") or (self._options.trim and (ended or why == "answer"))
+        framing = framing or (not said and (why == "answer" or self._content or bool(self._sink.index)))
+        if space and not framing:
+            self._events.append(ContentText(space))
+
+    def _think(self, text: str) -> None:
+        text = self._space + self._marks.show(text, special=self._options.show_special)
+        self._space = ""
+        reasoning = self._compiled.table.reasoning
+        if self._prefix and text:
+            assert reasoning is not None
+            if len(text) < len(reasoning.prefix) and reasoning.prefix.startswith(text):
+                self._space = text
+                return
+            self._prefix, text = False, text.removeprefix(reasoning.prefix)
+        if self._options.trim and not self._said:
+            text = text.lstrip()
+        self._said = self._said or bool(text)
+        if self._options.trim or (reasoning is not None and reasoning.strip):
+            body = text.rstrip()
+            self._space, text = text[len(body) :], body
+        if text:
+            self._events.append(ReasoningText(text))
+
+    def _leave_reasoning(self) -> None:
+        self._space, self._said = "", False
+
+    def _verbatim(self, text: str) -> None:
+        """Text that was taken for a call and is none: content, as the model wrote it."""
+        text = self._marks.spell(text)
+        if text:
+            self._said = self._content = True
+            self._events.append(ContentText(text))
