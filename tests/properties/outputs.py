@@ -145,15 +145,14 @@ def broken(text: str, rng: random.Random) -> str:
 def draw_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A call of one of the tools, with arguments of the types that its schema says."""
     word = rng.choice(WORDS).strip()
-    return rng.choice(
-        [
-            ("get_time", {}),
-            ("get_weather", {"city": word}),
-            ("get_weather", {"city": word, "unit": "c"}),
-            ("add", {"a": rng.randint(-5, 1000), "b": rng.randint(1, 9) + 0.5}),
-            ("set_flags", {"on": rng.random() < 0.5, "zip": "00123"}),
-        ]
-    )
+    drawn: list[tuple[str, dict[str, Any]]] = [
+        ("get_time", {}),
+        ("get_weather", {"city": word}),
+        ("get_weather", {"city": word, "unit": "c"}),
+        ("add", {"a": rng.randint(-5, 1000), "b": rng.randint(1, 9) + 0.5}),
+        ("set_flags", {"on": rng.random() < 0.5, "zip": "00123"}),
+    ]
+    return rng.choice(drawn)
 
 
 def header(calls: Calls, name: str) -> str:

@@ -131,7 +131,7 @@ class ParserState:
             elif where == "body":
                 raise ValueError("no reader")
             self._lexer.strip = bool(strip)
-            self._lexer.pending = bytes(pending)
+            self._lexer.pending = _unfinished(pending)
         except (TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError("not a parser's state") from error
 
@@ -201,3 +201,13 @@ class ParserState:
         if text:
             self._said = self._content = True
             self._events.append(ContentText(text))
+
+
+def _unfinished(value: Any) -> bytes:
+    """The bytes of an unfinished character. Raises ValueError for anything else: it would be told as the model's text."""
+    if not isinstance(value, list) or len(value) > 3 or not all(type(byte) is int for byte in value):
+        raise ValueError("not an unfinished character")
+    data = bytes(value)
+    if data and codecs.utf_8_decode(data, "replace", False)[1]:
+        raise ValueError("not an unfinished character")
+    return data
