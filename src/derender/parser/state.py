@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,7 +205,7 @@ class ParserState:
 
 
 def _unfinished(value: Any) -> bytes:
-    """The bytes of an unfinished character. Raises ValueError for anything else: it would be told as the model's text."""
+    """The bytes of an unfinished character. Raises ValueError for anything else, which would be told as text."""
     if not isinstance(value, list) or len(value) > 3 or not all(type(byte) is int for byte in value):
         raise ValueError("not an unfinished character")
     data = bytes(value)
