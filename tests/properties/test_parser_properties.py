@@ -286,7 +286,6 @@ def known_hole(error: BaseException) -> bool:
     file, function = Path(frame.filename).name, frame.name
     return (
         (file in _UNCHECKED and isinstance(error, (TypeError, AttributeError, ValueError)))
-        or (isinstance(error, MemoryError) and "restore" in function)
         or (isinstance(error, ValueError) and function == "_begin_again")
         or (isinstance(error, AssertionError) and function in ("_in_header", "_in_body"))
     )
@@ -313,9 +312,14 @@ HOLES: list[tuple[str, str, tuple[int, ...], Any, str]] = [
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": ', (15, 2), 1, "1}"),
     ("dots", "</think><dots_function_call><invoke name=", (2,), -1, '"add"></invoke></dots_function_call>'),
     ("lfm2", "</think><|tool_call_start|>[", (5,), "", "1]<|tool_call_end|>"),
-    ("think", "Hello", (18,), 2**62, " there"),
 ]
 """A format, what was pushed, a member of the snapshot, its wrong value, and what comes next."""
+
+
+def test_a_number_for_the_pending_bytes_is_refused() -> None:
+    parser = FormatParser(form("think", "tokens"), ParserOptions(), SCHEMAS)
+    with pytest.raises(ValueError, match="unfinished character"):
+        parser.restore([*parser.snapshot()[:-1], 2**62])
 
 
 @pytest.mark.parametrize(("family", "before", "path", "value", "after"), HOLES)
@@ -398,7 +402,6 @@ def test_time_is_linear(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["kimi_k3", "deepseek_v32"])
-@pytest.mark.xfail(strict=True, reason="from each closer of a call in a parameter's value, all that follow are read")
 def test_time_is_linear_in_closers_inside_a_value(family: str) -> None:
     table = FORMATS[family]
     options = ParserOptions(start=starts(table)[0])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import os
 import resource
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +100,18 @@ def test_a_stream_whose_engine_is_silent_is_not_ended(port: int, monkeypatch: py
         wire.send(b"%x\r\n%s\r\n0\r\n\r\n" % (len(last), last))
         wire.until(b'"content":"i"')
         wire.until(b"[DONE]")
+
+
+def test_who_takes_nothing_of_an_answer_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 1.0)
+    body = json.dumps({"prompt": "x" * 3_000_000}).encode()
+    with Wire(port) as wire, Wire(port) as reader:
+        for one in (wire, reader):
+            one.send(post_bytes("/tokenize", body))
+        assert reader.answer()[0] == 200
+        time.sleep(6)
+        with pytest.raises(OSError, match="closed|reset"):
+            wire.answer()
 
 
 def test_two_thousand_connections(port: int) -> None:
@@ -262,6 +277,34 @@ def test_work_whose_client_has_left_is_not_begun() -> None:
             await pool.run(lambda: None, size=1)
 
     asyncio.run(main())
+
+
+def test_a_refused_body_is_not_kept() -> None:
+    """No cycle of error, traceback and task holds it until a collection comes by."""
+
+    class Body:
+        pass
+
+    async def refuse(body: Body) -> None:
+        raise BadRequest("no")
+
+    async def main() -> None:
+        one = Call("POST", "/", parts=[b"{}"], headers=[JSON])
+        request = Request(method="POST", path="/", query=b"", headers={}, client=None, receive=one.receive)
+        await one.receive()
+        body = Body()
+        kept = weakref.ref(body)
+        with contextlib.suppress(BadRequest):
+            await request.unless_left(refuse(body))
+        del body
+        await asyncio.sleep(0)
+        assert kept() is None
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_a_process_that_cannot_be_started_is_503(monkeypatch: pytest.MonkeyPatch) -> None:

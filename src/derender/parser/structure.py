@@ -18,6 +18,7 @@ LONGEST_OPENER = 512
 """Characters that may be waited for until a parameter's opener is whole. Patterns in tables must match within them."""
 
 _LONGEST_HEAD = 128
+_MOST_CLOSERS = 8  # in a row; more of them are data: each is looked at once for each before it
 _BLANKS = re.compile(r"\s{0,256}")
 
 
@@ -154,9 +155,10 @@ class Structure:
 
     def _after_call(self, text: str, at: int, *, over: bool, lenient: bool) -> Verdict:
         """`lenient`: there is no section whose closer has to come; anything but a value's closer may follow."""
-        kind = Ahead.CALL_CLOSE
-        while kind is Ahead.CALL_CLOSE:
+        for _ in range(_MOST_CLOSERS):
             kind, at = self.ahead(text, at, over=over)
+            if kind is not Ahead.CALL_CLOSE:
+                break
         if kind is Ahead.SECTION_CLOSE:
             return self._after_section(text, at, over=over)
         if kind is Ahead.WAIT:

@@ -22,7 +22,8 @@ _HEAD_TOO_LARGE = ErrorInfo(
 _SILENT = ErrorInfo(message="The request did not come to its end in time.", type="RequestTimeoutError", code=408)
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 SILENT_SECONDS = 60.0
-"""How long a client that owes the rest of a request may send nothing. Each such request holds what came of its body."""
+"""How long a client may send nothing of a request that it owes the rest of, or take nothing of its answer: what came of
+the body, what is left of the answer is held for it."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _LOOKED_AT = 8192  # bytes at a request's start in which an offer to upgrade is looked for
@@ -34,6 +35,8 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0
     _begun = False  # whether the client sent anything
     _heard = 0.0  # when the client sent something, by the loop's clock
+    _took = 0.0  # when it took something of what waits for it
+    _unsent = 0  # bytes that waited at the last look
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,10 +63,17 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def end_if_silent(self, now: float) -> None:
-        """Ends a connection whose client owes the rest of a request and has been silent for too long.
+        """Ends a connection whose client owes the rest of a request and has been silent for too long, or has taken
+        nothing of its answer for as long.
 
         A body that an answer is already made of may pause: an engine may have nothing to say for minutes.
         """
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or unsent != self._unsent:
+            self._unsent, self._took = unsent, now
+        elif now - self._took >= SILENT_SECONDS:
+            self.transport.abort()
+            return
         if now - self._heard < SILENT_SECONDS or self.flow.read_paused or self.transport.is_closing():
             return
         cycle = self.cycle

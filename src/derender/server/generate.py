@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.common import ModelCard, ModelList, ModelPermission
 from derender.protocol.generate import AbortRequest, GenerateChunk, GenerateRequest
 from derender.server.generate_wire import DONE, GenerateWire, LogprobWire
-from derender.server.http import App, Request, Response, Route, StreamResponse
+from derender.server.http import App, ClientLeft, Request, Response, Route, StreamResponse
 from derender.server.listen import Address, ListenError, bind, describe, release
 from derender.server.metrics import CONTENT_TYPE, ServerMetrics
 from derender.server.pool import INLINE_BYTES, WorkPool
@@ -70,18 +69,10 @@ class GenerateServer:
         asked = _decode(body) if size <= INLINE_BYTES else await self._pool.run(lambda: _decode_large(body), size=size)
         if asked.stream:
             return StreamResponse(self._events(await self._engine.stream(asked)), end=DONE)
-        work = asyncio.ensure_future(self._engine.generate(asked))
-        left = asyncio.ensure_future(request.disconnected())
         try:
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            left.cancel()
-            if not work.done():  # cancelled, the engine frees the request's slots at once
-                work.cancel()
-            await asyncio.wait((work, left))
-        if work.cancelled():
+            answer = await request.unless_left(self._engine.generate(asked))
+        except ClientLeft:
             return Response(status=_CLIENT_CLOSED_REQUEST)
-        answer = work.result()
         choices = len(answer.choices)
         if choices <= FEW:
             return Response(self._wire.response(answer))

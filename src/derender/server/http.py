@@ -102,9 +102,12 @@ class Request:
             if not task.done():
                 task.cancel()
             await asyncio.wait((task, left))
-        if task.cancelled():
-            raise ClientLeft
-        return task.result()
+        try:
+            if task.cancelled():
+                raise ClientLeft
+            return task.result()
+        finally:
+            del task  # an error that it raised holds this frame, and with it what it worked on
 
     async def disconnected(self) -> None:
         """Returns when the client has left, or when the answer has been sent whole."""
