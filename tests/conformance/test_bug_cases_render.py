@@ -244,7 +244,8 @@ def test_e07_a_request_brings_no_template(fields: Json) -> None:
 )
 def test_e07_a_trusted_template_has_limits(fields: Json, over: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start flag of vllm#52025: limits of time, output and memory, and other requests unharmed."""
-    monkeypatch.setattr("derender.rendering.conversation.TEMPLATE_SECONDS", 1.0)
+    seconds = 1.0 if over == "1 seconds" else 60.0
+    monkeypatch.setattr("derender.rendering.conversation.TEMPLATE_SECONDS", seconds)
     app = smollm2(trust_request_chat_template=True)
     body = json.dumps(ask(**fields)).encode()
 

@@ -110,7 +110,7 @@ def test_who_takes_nothing_of_an_answer_is_not_waited_for(port: int, monkeypatch
             one.send(post_bytes("/tokenize", body))
         assert reader.answer()[0] == 200
         time.sleep(6)
-        with pytest.raises(OSError, match="closed|reset"):
+        with pytest.raises(OSError, match=r"closed|reset"):
             wire.answer()
 
 
