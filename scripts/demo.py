@@ -199,6 +199,7 @@ def main() -> None:
         "logprobs": True,
         "top_logprobs": 2,
     }
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
     with servers(args.model) as (generate, serve):
         if args.serve:
             show_curl(generate, serve)

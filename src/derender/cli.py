@@ -139,7 +139,7 @@ def generate(
     api_key: option.ApiKey = None,
     max_model_len: option.MaxModelLen = None,
     parallel: Annotated[int, typer.Option(min=1, help="Sequences that are generated at once.")] = 8,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all but one.")] = None,
     logprob_wire: option.LogprobWire = "ids",
     max_body_mb: Annotated[float, typer.Option(help="Largest body in MiB; more is refused with 413.")] = 64,
     shutdown_timeout: Annotated[
