@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.server.asgi_client import post, request
 from tests.server.live import running
 from tests.server.tiny_model import write_tiny_model
 
@@ -142,3 +143,15 @@ def test_a_client_that_leaves_leaves_nothing_behind(app: App, server: int) -> No
         exchange.until(b'"content":"x"')
         exchange.close()
     assert app.running == 0
+
+
+def test_its_tokens_are_counted(app: App) -> None:
+    def counted() -> float:
+        text = request(app, "GET", "/metrics").body.decode()
+        (line,) = [line for line in text.splitlines() if line.startswith("derender_tokens_derendered_total")]
+        return float(line.split()[-1])
+
+    before = counted()
+    body = b"".join(json.dumps(one).encode() + b"\n" for one in ({"model": "m"}, chunk("Hello"), chunk("!")))
+    assert post(app, PATH, body).status == 200
+    assert counted() - before == 6

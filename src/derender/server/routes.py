@@ -42,7 +42,7 @@ def build_routes(
 ) -> list[Route]:
     """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on;
     `max_record_bytes` bounds a record of a stream over one connection."""
-    routes = stream_routes(registry, pool=pool, max_record_bytes=max_record_bytes)
+    routes = stream_routes(registry, pool=pool, metrics=metrics, max_record_bytes=max_record_bytes)
     routes += [
         Route("POST", operation.path, _operation(operation, registry, pool, metrics), json_body=True)
         for operation in (*OPERATIONS, INVOCATION)

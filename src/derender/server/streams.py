@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from derender.derendering.chat import ChatStreamDerenderer
     from derender.derendering.completions import CompletionStreamDerenderer
     from derender.registry import ModelRegistry
+    from derender.server.metrics import ServerMetrics
 
     Stream = ChatStreamDerenderer | CompletionStreamDerenderer
 
@@ -42,7 +43,9 @@ _completion = Decoder(CompletionStreamContext)
 _error = msgspec.json.Decoder(_EngineError)
 
 
-def stream_routes(registry: ModelRegistry, *, pool: WorkPool, max_record_bytes: int) -> list[Route]:
+def stream_routes(
+    registry: ModelRegistry, *, pool: WorkPool, metrics: ServerMetrics, max_record_bytes: int
+) -> list[Route]:
     """The two routes, by POST and by PUT (as `curl -T -` sends). A record may have `max_record_bytes`."""
 
     def chat(record: bytes) -> Stream:
@@ -58,12 +61,12 @@ def stream_routes(registry: ModelRegistry, *, pool: WorkPool, max_record_bytes: 
         ("/v1/chat/completions/derender/stream", chat),
         ("/v1/completions/derender/stream", completion),
     ):
-        handler = _handler(opener, pool, max_record_bytes)
+        handler = _handler(opener, pool, metrics, max_record_bytes)
         routes += [Route(method, path, handler, stream_body=True) for method in ("POST", "PUT")]
     return routes
 
 
-def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, limit: int) -> Handler:
+def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, metrics: ServerMetrics, limit: int) -> Handler:
     async def handle(request: Request) -> Response | StreamResponse:
         records = _records(request.parts(), limit)
         first = await anext(records, None)
@@ -71,7 +74,7 @@ def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, limit: int) -> H
             raise InvalidBody("the body has no records: the first one is the context", param="body")
         # What is wrong from the start is an answer of its own, with its status; later it is an event.
         stream = await _work(opener, first, pool)
-        return StreamResponse(_derendered(stream, records, pool, context_bytes=len(first)))
+        return StreamResponse(_derendered(stream, records, pool, metrics, context_bytes=len(first)))
 
     return handle
 
@@ -94,13 +97,16 @@ async def _work(function: Callable[[bytes], T], record: bytes, pool: WorkPool, *
 
 
 async def _derendered(
-    stream: Stream, records: AsyncIterator[bytes], pool: WorkPool, *, context_bytes: int
+    stream: Stream, records: AsyncIterator[bytes], pool: WorkPool, metrics: ServerMetrics, *, context_bytes: int
 ) -> AsyncIterator[bytes]:
     """The events of the answer."""
     number = 0
 
     def derendered(record: bytes) -> bytes:
-        return _event(stream.push(_chunk(record)))
+        chunk = _chunk(record)
+        event = _event(stream.push(chunk))
+        metrics.tokens_derendered.inc(sum(len(choice.token_ids or ()) for choice in chunk.choices))
+        return event
 
     try:
         async for record in records:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from threading import get_ident, main_thread
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -34,6 +35,7 @@ _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
 _SHOWN = 500  # characters of a Python error that are shown
 _SHOWN_REFUSAL = 4000  # characters of a template's own message that are shown
 _NOTHING: Mapping[str, str] = {}
+_MAIN_THREAD = main_thread().ident
 MAX_SECONDS = 30.0
 MAX_CHARS = 1 << 27
 """What one rendering may take and give. Templates of well-known models look through all messages for each of them
@@ -66,6 +68,19 @@ class _Generation(jinja2.ext.Extension):
 
 
 _plain_json = json.JSONEncoder(ensure_ascii=False).encode
+_TOP_LEVELS = 4  # a tool's schema has its properties on the fourth
+
+
+def _json_in_parts(value: Any, level: int = 0) -> str:
+    """What `_plain_json` gives, but the interpreter's lock is free between the parts: one call writes a schema of 5 MB
+    for 60 ms, and the server's event loop waits for it."""
+    if level < _TOP_LEVELS:
+        if type(value) is dict and all(type(key) is str for key in value):
+            parts = [f"{_plain_json(key)}: {_json_in_parts(inner, level + 1)}" for key, inner in value.items()]
+            return "{" + ", ".join(parts) + "}"
+        if type(value) is list:
+            return "[" + ", ".join([_json_in_parts(inner, level + 1) for inner in value]) + "]"
+    return _plain_json(value)
 
 
 def _tojson(
@@ -76,7 +91,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return _plain_json(value)
+        # What is large is worked on in a thread; what is small is written at once.
+        return _plain_json(value) if get_ident() == _MAIN_THREAD else _json_in_parts(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
