@@ -403,6 +403,26 @@ def test_time_is_linear(name: str) -> None:
         assert got <= 2.5, f"{before!r} {text!r} {WAYS[n % 2]} {options}: {got:.1f} times the time per token"
 
 
+def bare(value: Any) -> Any:
+    """A snapshot without its held text."""
+    if isinstance(value, list):
+        return [bare(one) for one in value]
+    return "" if isinstance(value, str) and len(value) > 32 else value
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_snapshot_is_small(name: str, way: str) -> None:
+    """Under 1 KiB, held text apart, at every position of outputs as the family writes them."""
+    ready = form(name, way)
+    for seed in range(3):
+        sample = well_formed(FORMATS[name], random.Random(seed))
+        for complete in (False, True):
+            parser = FormatParser(ready, ParserOptions(start=sample.start, complete=complete), SCHEMAS)
+            for token in ready.marks.tokenizer.encode(sample.text):
+                parser.push((token,))
+                assert len(json.dumps(bare(parser.snapshot()))) < 1024
+
+
 @pytest.mark.parametrize("family", ["kimi_k3", "deepseek_v32"])
 def test_time_is_linear_in_closers_inside_a_value(family: str) -> None:
     table = FORMATS[family]
