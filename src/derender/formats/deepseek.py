@@ -23,7 +23,7 @@ DEEPSEEK_R1 = OutputFormat(
 DEEPSEEK_V3 = OutputFormat(
     name="deepseek_v3",
     # R1-0528 writes the calls of V3, and V3 has no reasoning: it begins only where prompt or model opens it.
-    reasoning=Reasoning(tags=tags("<think>", "</think>"), start="content", switches=()),
+    reasoning=Reasoning(tags=tags("<think>", "</think>"), start="content", switches=(), duplicates=Reopen.REOPEN),
     calls=(
         Calls(
             section=_SECTION,
@@ -45,6 +45,7 @@ DEEPSEEK_V31 = OutputFormat(
         tags=tags("<think>", "</think>"),
         start="content",
         switches=(Switch(name="thinking"), Switch(name="enable_thinking")),
+        duplicates=Reopen.REOPEN,
     ),
     calls=(
         Calls(
