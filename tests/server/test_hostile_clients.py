@@ -238,6 +238,23 @@ def test_a_template_that_looks_through_all_messages_for_each_is_stopped(monkeypa
         ChatTemplate("{% for m in messages %}{% for n in messages %}x{% endfor %}{% endfor %}").render(messages[:100])
 
 
+def test_tojson_in_a_thread_writes_what_it_writes_elsewhere() -> None:
+    """There it writes in parts, so that the event loop has its turns."""
+    values = [
+        {"a": {"b": [1, {"c": {"d": [None, True, 'é"\n', 1.5, 10**30]}}], "": {}}, "e": []},
+        [[[[[[{}]]]]]],
+        1,
+        "x",
+    ]
+    template = ChatTemplate("{{ messages | tojson }}")
+    messages = [{"role": "user", "content": values}]
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(template.render(messages)))
+    thread.start()
+    thread.join()
+    assert found == [json.dumps(messages, ensure_ascii=False)] == [template.render(messages)]
+
+
 def test_endless_templates_hold_up_nobody_else(port: int) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "chat_template": ENDLESS}).encode()
     wires = [Wire(port) for _ in range(8)]
