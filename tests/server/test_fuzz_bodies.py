@@ -141,7 +141,7 @@ def test_a_wrong_value_at_any_place_is_told_by_its_place(client: Client, kind: t
     for place in places(request):
         if not place.path:
             continue
-        for value in rng.sample(WRONG, min(len(WRONG), int(8 * TIMES))):
+        for value in rng.sample(WRONG, min(len(WRONG), int(6 * TIMES))):
             body = changed(request, BASES[request.__name__], place.path, value)
             if place.path[0] not in ("model", "stream"):
                 body["model"] = rng.choice(names)
@@ -233,7 +233,7 @@ def test_a_changed_state_is_refused_or_gives_a_well_formed_answer(client: Client
         assert answer.status == 200, answer.body
         state = answer.json["stream_state"]
         states.append((at, state))
-    for at, state in rng.sample(states, min(len(states), int(8 * TIMES))):
+    for at, state in rng.sample(states, min(len(states), int(6 * TIMES))):
         for path in tree_places(state):
             for value in rng.sample(STATE_VALUES, 3):
                 if value is msgspec.UNSET and not path:
