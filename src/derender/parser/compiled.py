@@ -105,7 +105,6 @@ class Grammar:
         self.header = re.compile(marks.pattern(table.header), re.DOTALL) if table.header else None
         self.ends = ends
         self.closers = (*self.call_close, *self.section_close, *ends)
-        self.body_closers = self.closers if self.closers else ()
         self.structure: Structure | None = None
         body_close: tuple[str, ...] = ()
         if isinstance(table.body, Parameters):
@@ -204,6 +203,8 @@ class CompiledFormat:
             *((literal, "drop") for literal in _literals(table.citations, self.marks, "open")),
             *((literal, "cited") for literal in _literals(table.citations, self.marks, "close")),
         ]
+        self.strips = any(grammar.table.strip for grammar in self.grammars)
+        """Whether white space between content and a call is framing."""
         self.between = "".join((_BLANK, *(grammar.table.separators for grammar in self.grammars)))
         """What may stand between two calls and is no text."""
         duplicates = reasoning.duplicates if reasoning else Reopen.LITERAL

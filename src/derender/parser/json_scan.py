@@ -96,11 +96,6 @@ class JsonScan:
         """Whether it ended at a marker, by brackets that do not match, or nested too deep."""
         return self.where == "!"
 
-    @property
-    def in_string(self) -> bool:
-        """Whether the end of what was seen is inside a string, where markers are data."""
-        return self.where in ("s", "e")
-
     def feed(self, text: str, at: int) -> int:
         """Scan on from `at`; the place up to which the text belongs to the value. `done` tells whether it ended.
 

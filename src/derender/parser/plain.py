@@ -33,11 +33,9 @@ class PlainParser:
 
     def restore(self, state: list[Any]) -> None:
         """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
-        if not state or type(state[0]) is not bool or len(state) > 4:
+        if not state or type(state[0]) is not bool:
             raise ValueError("not a parser's state")
-        if not all(type(byte) is int and 0 <= byte <= 255 for byte in state[1:]):
-            raise ValueError("not bytes")
-        self._detokenizer.restore(strip_blank=state[0], pending=bytes(state[1:]))
+        self._detokenizer.restore(strip_blank=state[0], pending=state[1:])
 
     @property
     def calls_ended(self) -> int:

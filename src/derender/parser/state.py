@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from derender.parser.events import ContentText, Event, ReasoningText
 from derender.parser.marks import Lexer, pack, unpack
 from derender.parser.reader import Reader
 from derender.parser.sink import Sink
+from derender.tokenizer.detokenizer import unfinished
 
 HEADER = "header:"
 PLACES = frozenset(
@@ -132,7 +132,7 @@ class ParserState:
             elif where == "body":
                 raise ValueError("no reader")
             self._lexer.strip = bool(strip)
-            self._lexer.pending = _unfinished(pending)
+            self._lexer.pending = unfinished(pending)
         except (TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError("not a parser's state") from error
 
@@ -150,7 +150,7 @@ class ParserState:
             if self._options.trim:
                 body = text.lstrip()
                 text = body if self._frames(text[: len(text) - len(body)]) or not self._sink.index else text
-        if self._options.trim or any(g.table.strip for g in self._compiled.grammars):
+        if self._options.trim or self._compiled.strips:
             body = text.rstrip()
             self._space, text = text[len(body) :], body
         if text:
@@ -158,7 +158,7 @@ class ParserState:
 
     def _frames(self, space: str) -> bool:
         """Whether white space between content and a call is framing: a line's end, or all of it by the table."""
-        return "\n" in space or any(grammar.table.strip for grammar in self._compiled.grammars)
+        return "\n" in space or self._compiled.strips
 
     def _leave_content(self, why: str) -> None:
         space, said, ended = self._space, self._said, why == "end"
@@ -202,13 +202,3 @@ class ParserState:
         if text:
             self._said = self._content = True
             self._events.append(ContentText(text))
-
-
-def _unfinished(value: Any) -> bytes:
-    """The bytes of an unfinished character. Raises ValueError for anything else, which would be told as text."""
-    if not isinstance(value, list) or len(value) > 3 or not all(type(byte) is int for byte in value):
-        raise ValueError("not an unfinished character")
-    data = bytes(value)
-    if data and codecs.utf_8_decode(data, "replace", False)[1]:
-        raise ValueError("not an unfinished character")
-    return data

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -41,10 +39,3 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class DetokenizeResponse(msgspec.Struct, frozen=True):
     prompt: str
-
-
-class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model's tokenizer; `config` is the model's tokenizer_config.json."""
-
-    tokenizer_class: str
-    config: dict[str, Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Any
 
 _decode = codecs.utf_8_decode
 
@@ -38,12 +39,9 @@ class Detokenizer:
         """Whether nothing was given out yet and a leading blank would be dropped."""
         return self._strip
 
-    def restore(self, *, strip_blank: bool, pending: bytes) -> None:
+    def restore(self, *, strip_blank: bool, pending: Sequence[int]) -> None:
         """Go on from a state. Raises ValueError for bytes that are not the start of one character."""
-        text, used = _decode(pending, "replace", False)
-        if text or used:
-            raise ValueError("not the start of a character")
-        self._strip, self._pending = strip_blank, pending
+        self._strip, self._pending = strip_blank, unfinished(list(pending))
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
@@ -69,3 +67,15 @@ class Detokenizer:
             self._strip = False
             return text.removeprefix(" ")
         return text
+
+
+def unfinished(value: Any) -> bytes:
+    """The bytes of an unfinished character, from a state's list of them: whatever else stood there would be told as the
+    model's text. Raises ValueError for anything else."""
+    if not isinstance(value, list) or len(value) > 3 or not all(type(byte) is int for byte in value):
+        raise ValueError("not the start of a character")
+    data = bytes(value)
+    text, used = _decode(data, "replace", False)
+    if text or used:
+        raise ValueError("not the start of a character")
+    return data

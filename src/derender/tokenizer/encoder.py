@@ -5,16 +5,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from derender.tokenizer.corpus import verification_corpus
 from derender.tokenizer.files import TokenizerBroken, TokenizerSpec
 
 EncoderName = Literal["fastokens", "tokenizers"]
-
-
-class _Encodes(Protocol):
-    def encode(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
 
 @dataclass(frozen=True)
