@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from msgspec import UNSET
 
@@ -18,7 +17,7 @@ from derender.derendering.model import DerenderModel
 from derender.derendering.options import DerenderOptions, derender_options
 from derender.derendering.prompts import chat_echo, fill_prompt_logprobs
 from derender.derendering.reading import chat_reading
-from derender.derendering.stream import ChoiceStreams
+from derender.derendering.stream import ChoiceStreams, StreamDerenderer
 from derender.derendering.usage import prompt_count, stream_usage, total_usage, with_reasoning
 from derender.protocol.chat import (
     ChatChoice,
@@ -141,7 +140,7 @@ def _whole_prompt(request: DerenderChatRequest, prompt_ids: Sequence[int] | None
     return list(prompt_ids)
 
 
-class ChatStreamDerenderer:
+class ChatStreamDerenderer(StreamDerenderer):
     """Derenders one chat stream: `push` a chunk of the engine's, get a chunk of the API's.
 
     `snapshot` is the small state from which any replica goes on (`context.stream_state`). Not safe for threads.
@@ -149,21 +148,10 @@ class ChatStreamDerenderer:
 
     def __init__(self, texts: TokenTexts, context: ChatStreamContext) -> None:
         """What the context says is checked with the first chunk."""
+        super().__init__(context.chat_request, state=context.stream_state)
         self._texts = texts
         self._context = context
         self._options: DerenderOptions | None = None
-        self._streams: ChoiceStreams | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string ended a choice in the last chunk: the engine's request should be aborted."""
-        return self._streams is not None and self._streams.stopped
-
-    @property
-    def finished(self) -> bool:
-        """Whether stop strings ended every choice: what the engine still sends is of no use."""
-        asked = self._context.chat_request
-        return self._streams is not None and self._streams.finished((asked.n if asked is not None else 1) or 1)
 
     def _open(self, chunk: GenerateChunk) -> tuple[DerenderOptions, ChoiceStreams]:
         """The streams, made with the first chunk: it may bring the prompt's ids."""
@@ -219,23 +207,10 @@ class ChatStreamDerenderer:
             metrics=chunk.metrics,
         )
 
-    def snapshot(self) -> Any:
-        """The state after the last chunk, JSON-safe; null before the first."""
-        return self._streams.state() if self._streams is not None else self._context.stream_state
-
 
 def derender_chat_chunk(texts: TokenTexts, request: DerenderChatStreamRequest) -> DerenderedChatChunk:
     """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
-    context = ChatStreamContext(
-        model=request.model,
-        stream_state=request.stream_state,
-        prompt_tokens=request.prompt_tokens,
-        prompt_token_ids=request.prompt_token_ids,
-        chat_request=request.chat_request,
-        parse_context=request.parse_context,
-        reasoning_ended=request.reasoning_ended,
-    )
-    stream = ChatStreamDerenderer(texts, context)
+    stream = ChatStreamDerenderer(texts, request)
     chunk = stream.push(request.generate_chunk)
     return DerenderedChatChunk(chunk=chunk, stream_state=stream.snapshot(), stopped=True if stream.stopped else UNSET)
 

@@ -15,7 +15,7 @@ from derender.derendering.ids import response_id
 from derender.derendering.logprobs import TokenTexts
 from derender.derendering.options import DerenderOptions, derender_options
 from derender.derendering.prompts import fill_prompt_logprobs, prompt_entries, prompt_text
-from derender.derendering.stream import ChoiceStreams
+from derender.derendering.stream import ChoiceStreams, StreamDerenderer
 from derender.derendering.usage import prompt_count, stream_usage, total_usage
 from derender.protocol.common import PromptLogprobs, Usage
 from derender.protocol.completions import (
@@ -174,27 +174,16 @@ def _common(responses: Sequence[GenerateResponse], name: str) -> Any:
     return None
 
 
-class CompletionStreamDerenderer:
+class CompletionStreamDerenderer(StreamDerenderer):
     """Derenders one completions stream; as `ChatStreamDerenderer`."""
 
     def __init__(self, texts: TokenTexts, context: CompletionStreamContext) -> None:
         """What the context says is checked with the first chunk."""
+        super().__init__(context.completion_request, state=context.stream_state)
         self._texts = texts
         self._context = context
         self._options = derender_options(context.completion_request, eos_token_ids=texts.model.eos_token_ids)
         self._prompt_ids = context.prompt_token_ids
-        self._streams: ChoiceStreams | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string ended a choice in the last chunk: the engine's request should be aborted."""
-        return self._streams is not None and self._streams.stopped
-
-    @property
-    def finished(self) -> bool:
-        """Whether stop strings ended every choice: what the engine still sends is of no use."""
-        asked = self._context.completion_request
-        return self._streams is not None and self._streams.finished((asked.n if asked is not None else 1) or 1)
 
     def push(self, chunk: GenerateChunk) -> CompletionChunk:
         """The next chunk. Raises `BadRequest`, `BadState`."""
@@ -239,21 +228,10 @@ class CompletionStreamDerenderer:
             metrics=chunk.metrics,
         )
 
-    def snapshot(self) -> Any:
-        """The state after the last chunk, JSON-safe; null before the first."""
-        return self._streams.state() if self._streams is not None else self._context.stream_state
-
 
 def derender_completion_chunk(texts: TokenTexts, request: DerenderCompletionStreamRequest) -> DerenderedCompletionChunk:
     """One chunk of a stream, and the state for the next. Raises `BadRequest`, `BadState`."""
-    context = CompletionStreamContext(
-        model=request.model,
-        stream_state=request.stream_state,
-        prompt_tokens=request.prompt_tokens,
-        prompt_token_ids=request.prompt_token_ids,
-        completion_request=request.completion_request,
-    )
-    stream = CompletionStreamDerenderer(texts, context)
+    stream = CompletionStreamDerenderer(texts, request)
     chunk = stream.push(request.generate_chunk)
     return DerenderedCompletionChunk(
         chunk=chunk, stream_state=stream.snapshot(), stopped=True if stream.stopped else UNSET

@@ -13,6 +13,8 @@ from derender.derendering.ids import response_id
 from derender.derendering.logprobs import TokenTexts
 from derender.derendering.options import DerenderOptions
 from derender.derendering.state import BadState, ChoiceState, StreamState, decode_state, encode_state
+from derender.protocol.chat import ChatCompletionRequest
+from derender.protocol.completions import CompletionRequest
 from derender.protocol.derender import VllmStreamState
 from derender.protocol.errors import ApiError, BadRequest
 from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
@@ -150,3 +152,26 @@ class ChoiceStreams:
             created=self.created,
             key=self._texts.model.state_key,
         )
+
+
+class StreamDerenderer:
+    """What the derenderers of both dialects have in common: the choices, and the state they go on from."""
+
+    def __init__(self, asked: ChatCompletionRequest | CompletionRequest | None, *, state: Any) -> None:
+        self._choices = (asked.n if asked is not None else 1) or 1
+        self._state = state
+        self._streams: ChoiceStreams | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended a choice in the last chunk: the engine's request should be aborted."""
+        return self._streams is not None and self._streams.stopped
+
+    @property
+    def finished(self) -> bool:
+        """Whether stop strings ended every choice: what the engine still sends is of no use."""
+        return self._streams is not None and self._streams.finished(self._choices)
+
+    def snapshot(self) -> Any:
+        """The state after the last chunk, JSON-safe; what was given before the first."""
+        return self._streams.state() if self._streams is not None else self._state

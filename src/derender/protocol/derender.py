@@ -70,33 +70,28 @@ class VllmStreamState(msgspec.Struct, frozen=True, kw_only=True):
     last_tool_call_ids: list[str] = []
 
 
-class DerenderChatStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk of a chat stream. `stream_state` is what the last answer gave (null at first), opaque to the caller.
+class ChatStreamContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat stream is derendered with: told once in a stream over one connection, where it is the first record,
+    and with each chunk otherwise.
 
-    `prompt_token_ids` may be a tail, or absent after the first chunk.
+    `stream_state` is what the last answer gave (null at first), opaque to the caller. `prompt_token_ids` may be a tail,
+    or absent after the first chunk.
     """
 
+    model: str | None = None
+    stream_state: Any = None
+    prompt_tokens: NonNegative | None = None
+    prompt_token_ids: PromptTokenIds | None = None
+    chat_request: ChatCompletionRequest | None = None
+    parse_context: ParseContext | None = None
+    reasoning_ended: bool | None = None
+
+
+class DerenderChatStreamRequest(ChatStreamContext, frozen=True, kw_only=True):
+    """One chunk of a chat stream, and the context it is read in."""
+
     stream: bool
-    model: str | None = None
     generate_chunk: GenerateChunk
-    stream_state: Any = None
-    prompt_tokens: NonNegative | None = None
-    prompt_token_ids: PromptTokenIds | None = None
-    chat_request: ChatCompletionRequest | None = None
-    parse_context: ParseContext | None = None
-    reasoning_ended: bool | None = None
-
-
-class ChatStreamContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat stream is derendered with, told once: the first record of a stream over one connection."""
-
-    model: str | None = None
-    stream_state: Any = None
-    prompt_tokens: NonNegative | None = None
-    prompt_token_ids: PromptTokenIds | None = None
-    chat_request: ChatCompletionRequest | None = None
-    parse_context: ParseContext | None = None
-    reasoning_ended: bool | None = None
 
 
 class CompletionStreamContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,16 +104,11 @@ class CompletionStreamContext(msgspec.Struct, frozen=True, kw_only=True):
     completion_request: CompletionRequest | None = None
 
 
-class DerenderCompletionStreamRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk of a completions stream."""
+class DerenderCompletionStreamRequest(CompletionStreamContext, frozen=True, kw_only=True):
+    """One chunk of a completions stream, and the context it is read in."""
 
     stream: bool
-    model: str | None = None
     generate_chunk: GenerateChunk
-    stream_state: Any = None
-    prompt_tokens: NonNegative | None = None
-    prompt_token_ids: PromptTokenIds | None = None
-    completion_request: CompletionRequest | None = None
 
 
 class DerenderedChatChunk(msgspec.Struct, frozen=True, kw_only=True):
