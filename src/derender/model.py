@@ -37,7 +37,7 @@ from derender.protocol.derender import (
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateRequest
 from derender.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from derender.rendering.model import RenderModel, ToolConstraint
+from derender.rendering.model import RenderModel
 from derender.rendering.renderer import Renderer
 from derender.rendering.tool_grammar import GRAMMARS, ToolConstraints
 from derender.settings import ModelSettings
@@ -124,7 +124,7 @@ class Model:
                 auto_tool_choice=settings.enable_auto_tool_choice,
                 has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
-                tool_constraint=_tool_constraint(table, settings),
+                tool_constraint=ToolConstraints(table, level=settings.tool_strict_level),
                 max_tokens_over_room=settings.max_tokens_over_room,
             )
         )
@@ -244,13 +244,6 @@ def _parsers_of(own: OutputFormat, settings: ModelSettings) -> ParserNames:
     return ParserNames(
         own.name if own.calls else None, own.name if thinks else None, f"{own.name} ({settings.format_file})"
     )
-
-
-def _tool_constraint(table: OutputFormat | None, settings: ModelSettings) -> ToolConstraint:
-    calls = table.calls if table is not None else ()
-    name = "" if table is None else table.name.partition("+")[0]
-    tag = next((way.structural_tag for way in calls if way.structural_tag), None)
-    return ToolConstraints(name, tag, level=settings.tool_strict_level)
 
 
 def _start_region(formats: Formats) -> Callable[[Sequence[int], Mapping[str, Any]], str | None]:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from derender.formats.registry import FORMATS
+from derender.formats.table import Calls, JsonMembers, OutputFormat
 from derender.protocol.chat import ChatCompletionRequest
 from derender.rendering.tool_grammar import GRAMMARS, ToolConstraints
 
@@ -25,7 +27,8 @@ def request(choice: Any, *, strict: bool = True, **fields: Any) -> ChatCompletio
 
 
 def tag_of(name: str, asked: ChatCompletionRequest, **kwargs: Any) -> Any:
-    made = ToolConstraints(name, name, **kwargs)(asked)
+    table = OutputFormat(name=name, calls=(Calls(body=JsonMembers(), structural_tag=name),))
+    made = ToolConstraints(table, **kwargs)(asked)
     if made is None:
         return None
     assert made.structural_tag is not None
@@ -150,7 +153,15 @@ def test_glm_arguments_without_a_schema_are_any_text() -> None:
 
 
 def test_families_without_a_tag() -> None:
-    array = ToolConstraints("jamba", None)(request("required"))
+    array = ToolConstraints(FORMATS["jamba"])(request("required"))
     assert array is not None
     assert array.json is not None
-    assert ToolConstraints("gemma4", None)(request("required")) is None
+    assert ToolConstraints(FORMATS["gemma4"])(request("required")) is None
+
+
+def test_families_that_only_write_their_own_form() -> None:
+    """Those whose parsers in vLLM 0.32 refuse the generic JSON form."""
+    names = (
+        "dots gemma4 harmony hy_v4 inkling k2_horizon kimi_k3 ling3 minimax_m3 mistral muse_glimmer plamo3 poolside_v1"
+    )
+    assert {name for name, table in FORMATS.items() if table.native_only} == set(names.split())

@@ -25,6 +25,7 @@ def _attribute(name: str, group: str, longest: int) -> str:
 
 KIMI_K3 = OutputFormat(
     name="kimi_k3",
+    native_only=True,
     reasoning=Reasoning(
         # An answer that begins, or a message that ends, leaves the reasoning too; after it they say nothing.
         tags=tags(
@@ -64,6 +65,7 @@ _MARK = "]<]minimax[>["
 
 MINIMAX_M3 = OutputFormat(
     name="minimax_m3",
+    native_only=True,
     reasoning=Reasoning(
         tags=tags("<mm:think>", "</mm:think>"),
         start="content",

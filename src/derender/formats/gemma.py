@@ -23,6 +23,7 @@ FUNCTIONGEMMA = OutputFormat(
 
 GEMMA4 = OutputFormat(
     name="gemma4",
+    native_only=True,
     reasoning=Reasoning(
         tags=tags("<|channel>", "<channel|>"),
         start="content",

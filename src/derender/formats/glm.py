@@ -36,6 +36,7 @@ GLM45 = GLM47.replace(name="glm45")
 
 LING3 = GLM47.replace(
     name="ling3",
+    native_only=True,
     reasoning=THINK.replace(switches=(*SWITCHES, Switch(name="thinking_option", off=("off",)))),
     end_of_turn=("<|role_end|>",),
     turn_starts=("<role>ASSISTANT</role>",),
@@ -43,6 +44,7 @@ LING3 = GLM47.replace(
 
 POOLSIDE_V1 = GLM47.replace(
     name="poolside_v1",
+    native_only=True,
     reasoning=THINK,
     end_of_turn=("</assistant>",),
     turn_starts=("<assistant>",),

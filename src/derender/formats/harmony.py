@@ -11,6 +11,7 @@ _BUILT_IN = r"(?:assistant|python|browser|container)(?![A-Za-z0-9_-])"
 
 HARMONY = OutputFormat(
     name="harmony",
+    native_only=True,
     calls=(Calls(body=JsonValue(), structural_tag="harmony"),),
     messages=Messages(
         open=("<|start|>",),

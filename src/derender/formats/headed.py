@@ -17,6 +17,7 @@ GIGACHAT3 = OutputFormat(
 
 PLAMO3 = OutputFormat(
     name="plamo3",
+    native_only=True,
     reasoning=Reasoning(
         tags=tags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"), start="content", switches=()
     ),

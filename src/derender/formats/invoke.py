@@ -48,6 +48,7 @@ DOTS_SECTION = tags("<dots_function_call>", "</dots_function_call>")
 
 DOTS = OutputFormat(
     name="dots",
+    native_only=True,
     reasoning=Reasoning(tags=tags("<think>", "</think>"), start="content"),
     calls=(
         Calls(

@@ -8,6 +8,7 @@ _CALL = tags("[TOOL_CALLS]", "[/TOOL_CALLS]")  # no template writes the closer
 
 MISTRAL = OutputFormat(
     name="mistral",
+    native_only=True,
     # The model opens reasoning by itself; Magistral-2506 has the tags of others, as text.
     reasoning=Reasoning(tags=tags(("[THINK]", "<think>"), ("[/THINK]", "</think>")), start="content", switches=()),
     calls=(

@@ -6,6 +6,7 @@ from derender.formats.table import Calls, Message, Messages, OutputFormat, Param
 
 MUSE_GLIMMER = OutputFormat(
     name="muse_glimmer",
+    native_only=True,
     calls=(
         Calls(
             section=tags("<atem:function_calls>", "</atem:function_calls>"),

@@ -42,12 +42,15 @@ HY_V3 = OutputFormat(
     calls=tuple(hunyuan_calls(suffix, structural_tag=None) for suffix in SUFFIXES),
 )
 
-HY_V4 = HY_V3.replace(name="hy_v4", calls=tuple(hunyuan_calls(suffix, structural_tag="hy_v4") for suffix in SUFFIXES))
+HY_V4 = HY_V3.replace(
+    name="hy_v4", native_only=True, calls=tuple(hunyuan_calls(suffix, structural_tag="hy_v4") for suffix in SUFFIXES)
+)
 
 K2_SECTION, K2_CALL = tags("<ifm|tool_calls>", "</ifm|tool_calls>"), tags("<ifm|tool_call>", "</ifm|tool_call>")
 
 K2_HORIZON = OutputFormat(
     name="k2_horizon",
+    native_only=True,
     reasoning=Reasoning(
         tags=tags(
             ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),

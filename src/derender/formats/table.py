@@ -224,7 +224,8 @@ class OutputFormat(Table, frozen=True, kw_only=True):
     `end_of_turn`: tokens that end the output and never are text. `calls`: the ways in which calls are written, all of
     them understood; of several with one opener, the next is tried where one does not read what follows. `messages`:
     for a format whose regions are told apart by headers. `trim`: white space at the ends of reasoning and content is
-    framing."""
+    framing. `native_only`: where the family has no structural tag, its calls are not held to plain JSON either, as in
+    vLLM: it only ever writes its own form."""
 
     name: str
     reasoning: Reasoning | None = None
@@ -235,3 +236,4 @@ class OutputFormat(Table, frozen=True, kw_only=True):
     end_of_turn: tuple[str, ...] = ()
     turn_starts: tuple[str, ...] = ()
     trim: bool = False
+    native_only: bool = False

@@ -54,6 +54,7 @@ TRINITY = HERMES.replace(name="trinity", answer=tags("<think>", "</think>"))
 
 INKLING = OutputFormat(
     name="inkling",
+    native_only=True,
     calls=(Calls(body=JsonMembers(arguments=("args",))),),
     messages=Messages(
         open=("<|message_model|>",),

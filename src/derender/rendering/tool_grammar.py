@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from derender.formats.table import OutputFormat
 from derender.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
 from derender.protocol.common import Json, StructuredOutputs
 from derender.rendering.structured import json_tool_constraint
@@ -110,33 +111,15 @@ GRAMMARS: dict[str, ToolGrammar] = {
 }
 """By the name that vLLM and xgrammar give the family (`Calls.structural_tag`)."""
 
-NATIVE_ONLY = frozenset(
-    {
-        "dots",
-        "gemma4",
-        "harmony",
-        "hy_v4",
-        "inkling",
-        "k2_horizon",
-        "kimi_k3",
-        "ling3",
-        "minimax_m3",
-        "mistral",
-        "muse_glimmer",
-        "plamo3",
-        "poolside_v1",
-    }
-)
-"""Families that are not held to plain JSON where they have no tag, as in vLLM: they only ever write their own form."""
-
 
 class ToolConstraints:
-    """What holds the output to the tools of a request, for one output format. Raises BadRequest as
-    `json_tool_constraint` does."""
+    """What holds the output to the tools of a request, for one output format; without a format, to JSON. Raises
+    BadRequest as `json_tool_constraint` does."""
 
-    def __init__(self, format_name: str, tag: str | None, *, level: StrictLevel = "auto") -> None:
-        self._grammar = GRAMMARS.get(tag) if tag else None
-        self._json = format_name not in NATIVE_ONLY
+    def __init__(self, table: OutputFormat | None, *, level: StrictLevel = "auto") -> None:
+        tags = [calls.structural_tag for calls in table.calls if calls.structural_tag] if table is not None else []
+        self._grammar = GRAMMARS.get(tags[0]) if tags else None
+        self._json = table is None or not table.native_only
         self._level = level
 
     def __call__(self, request: ChatCompletionRequest) -> StructuredOutputs | None:
