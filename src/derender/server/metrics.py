@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,6 +16,8 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from derender.protocol.generate import GenerateChoice, GenerateStreamChoice
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
@@ -94,7 +96,7 @@ class ServerMetrics:
             )
         )
         self.tokens_rendered = Counter("derender_tokens_rendered", "Prompt tokens rendered.", registry=registry)
-        self.tokens_derendered = Counter(
+        self._tokens_derendered = Counter(
             "derender_tokens_derendered", "Generated tokens derendered.", registry=registry
         )
         self._unknown_ids = Counter(
@@ -120,6 +122,10 @@ class ServerMetrics:
         if counter is None:
             counter = self._error_types[type_] = self._errors.labels(type_)
         counter.inc()
+
+    def derendered(self, choices: Iterable[GenerateChoice | GenerateStreamChoice]) -> None:
+        """Counts the tokens of choices that were derendered."""
+        self._tokens_derendered.inc(sum(len(choice.token_ids or ()) for choice in choices))
 
     def unknown_ids_are(self, total: int) -> None:
         """Brings the counter of tolerated ids up to this process's total."""

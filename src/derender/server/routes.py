@@ -125,13 +125,12 @@ def count_tokens(metrics: ServerMetrics, request: Any, answer: Any) -> None:
     elif isinstance(answer, list):
         metrics.tokens_rendered.inc(sum(len(one.token_ids) for one in answer))
     elif isinstance(request, (DerenderChatStreamRequest, DerenderCompletionStreamRequest)):
-        metrics.tokens_derendered.inc(sum(len(c.token_ids or ()) for c in request.generate_chunk.choices))
+        metrics.derendered(request.generate_chunk.choices)
     elif isinstance(request, DerenderChatRequest):
-        metrics.tokens_derendered.inc(sum(len(c.token_ids or ()) for c in request.generate_response.choices))
+        metrics.derendered(request.generate_response.choices)
     elif isinstance(request, DerenderCompletionRequest):
-        metrics.tokens_derendered.inc(
-            sum(len(c.token_ids or ()) for one in request.generate_responses for c in one.choices)
-        )
+        for one in request.generate_responses:
+            metrics.derendered(one.choices)
 
 
 async def _empty(_: Request) -> Response:

@@ -105,7 +105,7 @@ async def _derendered(
     def derendered(record: bytes) -> bytes:
         chunk = _chunk(record)
         event = _event(stream.push(chunk))
-        metrics.tokens_derendered.inc(sum(len(choice.token_ids or ()) for choice in chunk.choices))
+        metrics.derendered(chunk.choices)
         return event
 
     try:
