@@ -73,9 +73,9 @@ def unfinished(value: Any) -> bytes:
     """The bytes of an unfinished character, from a state's list of them: whatever else stood there would be told as the
     model's text. Raises ValueError for anything else."""
     if not isinstance(value, list) or len(value) > 3 or not all(type(byte) is int for byte in value):
-        raise ValueError("not the start of a character")
+        raise ValueError("not an unfinished character")
     data = bytes(value)
     text, used = _decode(data, "replace", False)
     if text or used:
-        raise ValueError("not the start of a character")
+        raise ValueError("not an unfinished character")
     return data
