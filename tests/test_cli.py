@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -204,3 +205,19 @@ def test_limits_come_from_the_environment() -> None:
     assert Limits.from_environment({"VLLM_MAX_STOP_STRINGS": "9"}).max_stop_strings == 9
     with pytest.raises(ValueError, match="VLLM_MAX_COMPLETION_PROMPTS must be a positive integer, not '0'"):
         Limits.from_environment({"VLLM_MAX_COMPLETION_PROMPTS": "0"})
+
+
+def test_a_hub_id_comes_from_the_hubs_cache(model: str, tmp_path: Path) -> None:
+    """As huggingface_hub lays its cache out; offline, so that nothing else can serve it."""
+    repository = tmp_path / "models--some--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123abcd")
+    shutil.copytree(model, repository / "snapshots" / "0123abcd")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    code, out, err = run("tokenize", "some/tiny", stdin='{"prompt": "hi"}', environment=offline)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["tokens"] == [104, 105]
+    code, out, err = run("tokenize", "some/other", stdin='{"prompt": "hi"}', environment=offline)
+    assert (code, out) == (1, "")
+    assert "some/other: not a local directory, and not to be had from the hub" in err
+    assert err.count("\n") == 1
