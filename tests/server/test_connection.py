@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tests.server.live import Wire, get_bytes, post_bytes, running, wait_for
 
-from derender.server.http import App, Request, Response, Route, StreamResponse
+from derender.server.http import App
+from derender.server.messages import Request, Response, Route, StreamResponse
 
 LIMIT = 100_000
 CHUNK = b"data: " + b"x" * 10_000 + b"\n\n"

@@ -29,7 +29,8 @@ from derender.registry import ModelRegistry
 from derender.server import connection, http
 from derender.server.app import AppSettings, build_app
 from derender.server.cost import MANY, takes_long
-from derender.server.http import App, Request, Response, Route
+from derender.server.http import App
+from derender.server.messages import Request, Response, Route
 from derender.server.operations import decode_invocation
 from derender.server.pool import WorkPool
 from derender.template import jinja, limited

@@ -11,7 +11,8 @@ from tests.server.asgi_client import JSON, Answer, Call, call, post, request
 
 from derender.protocol.errors import BadRequest, Conflict
 from derender.server.cors import Cors
-from derender.server.http import App, Request, Response, Route, StreamResponse
+from derender.server.http import App
+from derender.server.messages import Request, Response, Route, StreamResponse
 from derender.server.metrics import ServerMetrics
 
 LIMIT = 1000

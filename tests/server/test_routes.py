@@ -278,11 +278,12 @@ def test_metrics_count_the_work(app: App) -> None:
         "derender_unknown_ids_tolerated_total 2.0",
         'derender_requests_total{route="/v1/chat/completions/derender",status="400"} 1.0',
         'derender_errors_total{type="BadRequestError"} 1.0',
-        'derender_stage_seconds_count{stage="decode"} 6.0',
-        'derender_stage_seconds_count{stage="encode"} 5.0',
         'derender_encoder_fallback{model="tiny"} 0.0',
     ):
         assert line in lines, line
+    for stage in ("decode", "model", "encode"):
+        (seconds,) = [line for line in lines if line.startswith(f'derender_stage_seconds_total{{stage="{stage}"}}')]
+        assert 0 < float(seconds.split()[1]) < 60
 
 
 def test_what_is_served_is_told(registry: ModelRegistry) -> None:

@@ -49,6 +49,14 @@ def test_attributes_are_the_base_sandboxs(value: Any, name: str) -> None:
         "{% for x in [1] %}{{ loop.__class__ }}{% endfor %}",
         "{{ m['__class__'] }}{{ m.__init__ }}",
         "{{ cycler.__init__.__globals__ }}",
+        "{% set ns = namespace(f='{0.__class__}'.format) %}{{ ns.f(m) }}",
+        "{% set ns = namespace(f=['{0.__class__}']|map(attribute='format')|first) %}{{ ns.f(m) }}",
+        "{% set ns = namespace(a=m) %}{{ ns.a.update({'x': 1}) }}",
+        "{% set ns = namespace(a=1) %}{{ ns.__class__ }}{{ ns._Namespace__attrs }}{{ ns|attr('__init__') }}",
+        "{% set ns = namespace(__class__=1, _a=2) %}{{ ns.__class__ }}{{ ns._a }}",
+        "{% for x in [1] %}{{ m.setdefault('x', 1) }}{% endfor %}",
+        "{{ (m.keys)()|list }}{{ m.clear() }}",
+        "{{ ''.join.__self__ }}{{ ''.join.__call__ }}",
     ],
 )
 def test_nothing_unsafe_is_reached(source: str) -> None:
@@ -71,3 +79,39 @@ def test_a_loop_and_keys_named_like_methods() -> None:
     ours, base = (e.from_string(source).render(**values) for e in (OURS, BASE))
     assert ours.split(" at 0x")[0] == base.split(" at 0x")[0]
     assert ours.count("0x") == base.count("0x")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(a=1, items=2) %}{{ ns.a }}{{ ns.items }}{{ ns.b is defined }}",
+        "{% set ns = namespace(a=1) %}{% set ns.a = 5 %}{{ ns.a }}",
+        "{% set ns = namespace(n=none, z=0) %}{{ ns.n is none }}{{ ns.z }}",
+        "{% for x in xs %}{{ x.role.startswith('r') }}{{ namespace(a=x).a.role }}{% endfor %}",
+        "{% for x in xs %}{{ x.role.split('s', maxsplit=1) }}{% endfor %}",
+        "{% for x in xs recursive %}{{ x.role }}{{ loop(x.more) if x.more }}{% endfor %}",
+        "{% for x in xs if x.role == 'r' %}{{ x.role }}{{ xs[0].more[0].role.upper() }}{% endfor %}",
+        "{% macro f(x) %}{{ x.role }}{{ x.more.role is defined }}{% endmacro %}{{ f(xs[0]) }}",
+        "{{ xs|map(attribute='role')|join(',') }}{{ xs|selectattr('role', 'equalto', 's')|list|length }}",
+        "{{ xs[0].role.format(1) }}{{ '{}'.format(xs[1].role) }}{{ '%s'|format(xs[0].role) }}",
+        "{{ {'get': 1, 'x': {'y': {'z': 3}}}.x.y.z }}{{ {'x': 1}.get('x') }}{{ {'get': 1}.get('get', 4) }}",
+        "{% if xs[0].role is defined and xs[0].none is not defined %}{{ 1 }}{% endif %}",
+        "{% if xs[0].role %}{{ (xs[0].role ~ xs[1].role).strip('r') }}{% endif %}",
+    ],
+)
+def test_what_templates_do_gives_the_same(source: str) -> None:
+    values = {"xs": [{"role": "r", "more": [{"role": "q"}]}, {"role": "s"}]}
+    ours, base = (e.from_string(source).render(**values) for e in (OURS, BASE))
+    assert ours == base
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ x.a.b }}", "{{ m.a.b.c }}", "{% set ns = namespace() %}{{ ns.a.b }}", "{{ m.f() }}"]
+)
+def test_what_is_undefined_fails_in_the_same_words(source: str) -> None:
+    said = []
+    for environment in (OURS, BASE):
+        with pytest.raises(jinja2.UndefinedError) as error:
+            environment.from_string(source).render(m={"a": {}})
+        said.append(error.value.message)
+    assert said[0] == said[1]

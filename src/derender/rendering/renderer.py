@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from random import Random
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -28,6 +29,8 @@ from derender.rendering.validate import (
     check_tool_parser,
 )
 
+_RANDOM = Random()  # ids need be different, not secret: no call of the kernel for each
+os.register_at_fork(after_in_child=_RANDOM.seed)
 _NO_EFFECT_VALUES = (None, "auto")  # template kwargs that leave the default, as in vLLM's merge_kwargs
 _REUSED = "kv_transfer_params.prompt_token_ids"
 MAX_REPEATED_BYTES = 32 << 20
@@ -287,7 +290,7 @@ def _base_id(header: str | None, body: str | None) -> str:
     """A request's own id: the header's, else the body's, else 16 random hex digits."""
     if header is not None:
         return header
-    return os.urandom(8).hex() if body is None else body
+    return f"{_RANDOM.getrandbits(64):016x}" if body is None else body
 
 
 def _check_repeated(params: Json, request: CompletionRequest, base: str, *, prompts: int) -> None:

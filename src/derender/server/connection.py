@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from derender.protocol.codec import encode
 from derender.protocol.errors import ErrorInfo, ErrorResponse
@@ -30,8 +31,16 @@ _LOOKED_AT = 8192  # bytes at a request's start in which an offer to upgrade is 
 
 
 class Connection(HttpToolsProtocol):
-    """One client connection."""
+    """One client connection.
 
+    A request that came whole, and that the application can answer without waiting, is answered at once and in one
+    write. uvicorn's task and its ASGI messages are for all others.
+    """
+
+    _due: RequestResponseCycle | None = None  # the request whose turn it is
+    _holding = False  # whether `_due` waits for what is being read, or answered
+    _defaults: list[tuple[bytes, bytes]] | None = None
+    _default_lines = b""
     _head_bytes = 0
     _begun = False  # whether the client sent anything
     _heard = 0.0  # when the client sent something, by the loop's clock
@@ -44,18 +53,68 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard, self._begun = self.loop.time(), True
-        cycle = self.cycle
-        if (cycle is None or not cycle.more_body) and data.find(b"pgrade", 0, _LOOKED_AT) >= 0:
+        before, scope = self.cycle, self.scope
+        idle = before is None or not before.more_body
+        if idle and data.find(b"pgrade", 0, _LOOKED_AT) >= 0:
             data = _without_upgrade(data)
-        super().data_received(data)
+        self._holding = True
+        try:
+            super().data_received(data)
+        finally:
+            self._holding = False
+        if self._due is not None:
+            self._start_due()
         cycle = self.cycle
         # A message's scope is made at its first byte, its cycle when its head is whole.
         if self.scope is None or (cycle is not None and cycle.scope is self.scope):
             self._head_bytes = 0
             return
+        if self.scope is not scope and not (idle and cycle is before):
+            self._head_bytes = 1  # it begins somewhere in this read, after other requests
+            return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_HEAD_TOO_LARGE)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """uvicorn calls this when a request's head has come and those before it have been answered."""
+        if app is not self.app or self.access_log or not hasattr(app, "direct"):
+            super()._start_asgi_task(cycle, app)
+            return
+        self._due = cycle
+        if not self._holding:
+            self._start_due()
+
+    def _start_due(self) -> None:
+        """Answers the request whose turn it is, or calls the application; then the next, where they were pipelined."""
+        self._holding = True
+        try:
+            while (cycle := self._due) is not None:
+                self._due = None
+                if cycle.more_body or self.flow.write_paused or not self._answered(cycle):
+                    super()._start_asgi_task(cycle, self.app)
+        finally:
+            self._holding = False
+
+    def _answered(self, cycle: RequestResponseCycle) -> bool:
+        """Whether a request that came whole could be answered without waiting."""
+        answer = self.app.direct(cycle.scope, bytes(cycle.body))
+        if answer is None:
+            return False
+        status, headers, body = answer
+        if cycle.default_headers is not self._defaults:
+            self._defaults = cycle.default_headers
+            self._default_lines = b"".join(b"%s: %s\r\n" % header for header in self._defaults)
+        parts = [STATUS_LINE[status], self._default_lines]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n", body)
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(b"".join(parts))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+        return True
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()

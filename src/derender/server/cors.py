@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from derender.protocol.codec import encode
 from derender.protocol.errors import BadRequest
-from derender.server.http import Header, Response
+from derender.server.messages import Header, Response
 
 _ALL_METHODS = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 _MAX_AGE = b"600"  # seconds a browser may remember a preflight's answer

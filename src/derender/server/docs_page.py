@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from derender.protocol.codec import encode
-from derender.server.http import Request, Response, Route
+from derender.server.messages import Request, Response, Route
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --code: ui-monospace, Menlo, Consolas, monospace }

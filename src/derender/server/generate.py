@@ -20,8 +20,9 @@ from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.common import ModelCard, ModelList, ModelPermission
 from derender.protocol.generate import AbortRequest, GenerateChunk, GenerateRequest
 from derender.server.generate_wire import DONE, GenerateWire, LogprobWire
-from derender.server.http import App, ClientLeft, Request, Response, Route, StreamResponse
+from derender.server.http import App
 from derender.server.listen import Address, ListenError, bind, describe, release
+from derender.server.messages import ClientLeft, Request, Response, Route, StreamResponse
 from derender.server.metrics import CONTENT_TYPE, ServerMetrics
 from derender.server.pool import INLINE_BYTES, WorkPool
 from derender.server.run import ServerSettings, configure_logging, leave, run_app

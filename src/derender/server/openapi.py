@@ -14,7 +14,7 @@ from derender.protocol.completions import CompletionChunk
 from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import ErrorResponse
 from derender.protocol.generate import GenerateChunk
-from derender.server.http import Route
+from derender.server.messages import Route
 from derender.server.operations import INVOCATION, OPERATIONS, Operation
 
 _REF = "#/components/schemas/{name}"

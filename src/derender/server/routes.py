@@ -19,7 +19,8 @@ from derender.protocol.derender import (
 from derender.protocol.errors import InvalidBody
 from derender.protocol.generate import GenerateRequest
 from derender.server.cost import brings_template, takes_long
-from derender.server.http import Handler, Request, Response, Route
+from derender.server.messages import Request, Response, Route
+from derender.server.metrics import CONTENT_TYPE, generated_tokens
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
 from derender.server.pool import INLINE_BYTES, INLINE_DERENDER_BYTES, WorkPool
 from derender.server.streams import stream_routes
@@ -43,22 +44,20 @@ def build_routes(
     """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on;
     `max_record_bytes` bounds a record of a stream over one connection."""
     routes = stream_routes(registry, pool=pool, metrics=metrics, max_record_bytes=max_record_bytes)
+    routes += [_operation(operation, registry, pool, metrics) for operation in (*OPERATIONS, INVOCATION)]
+    version_body = encode({"version": version("derender")})
     routes += [
-        Route("POST", operation.path, _operation(operation, registry, pool, metrics), json_body=True)
-        for operation in (*OPERATIONS, INVOCATION)
-    ]
-    routes += [
-        Route("GET", "/health", _empty, open=True),
-        Route("GET", "/ping", _empty, open=True),
-        Route("POST", "/ping", _empty, open=True),
-        Route("GET", "/version", _fixed(encode({"version": version("derender")}))),
-        Route("GET", "/v1/models", _json(lambda: ModelList(data=registry.cards()))),
-        Route("GET", "/load", _json(lambda: {"server_load": load()})),
-        Route("GET", "/kv_event_sources", _fixed(b"{}")),
-        Route("GET", "/metrics", _metrics(metrics)),
+        _at_once("GET", "/health", _empty, open=True),
+        _at_once("GET", "/ping", _empty, open=True),
+        _at_once("POST", "/ping", _empty, open=True),
+        _at_once("GET", "/version", lambda _: Response(version_body)),
+        _at_once("GET", "/v1/models", lambda _: Response(encode(ModelList(data=registry.cards())))),
+        _at_once("GET", "/load", lambda _: Response(encode({"server_load": load()}))),
+        _at_once("GET", "/kv_event_sources", lambda _: Response(b"{}")),
+        _at_once("GET", "/metrics", lambda _: Response(metrics.render(), content_type=CONTENT_TYPE)),
     ]
     if tokenizer_info:
-        routes.append(Route("GET", "/tokenizer_info", _tokenizer_info(registry)))
+        routes.append(_at_once("GET", "/tokenizer_info", _tokenizer_info(registry)))
     if docs:
         from derender.server.docs_page import docs_routes
 
@@ -66,11 +65,19 @@ def build_routes(
     return routes
 
 
-def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: ServerMetrics) -> Handler:
-    stages = metrics.stages
+def _at_once(method: str, path: str, answer: Callable[[Request], Response], *, open: bool = False) -> Route:
+    """A route that never has to wait."""
+
+    async def handle(request: Request) -> Response:
+        return answer(request)
+
+    return Route(method, path, handle, open=open, direct=answer)
+
+
+def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: ServerMetrics) -> Route:
     inline_bytes = INLINE_DERENDER_BYTES if operation.path.endswith("/derender") else INLINE_BYTES
 
-    def finish(request: Any, request_id: str | None) -> bytes:
+    def finish(request: Any, request_id: str | None, decoding: float) -> bytes:
         started = perf_counter()
         model = registry.get(request.model)
         try:
@@ -79,90 +86,88 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
             body = encode(answer)
         except RecursionError:  # what could just be decoded may stand deeper in the answer
             raise InvalidBody("body is nested too deeply", param="body") from None
-        stages.model.observe(made - started)
-        stages.encode.observe(perf_counter() - made)
-        count_tokens(metrics, request, answer)
+        metrics.worked(
+            decode=decoding,
+            model=made - started,
+            encode=perf_counter() - made,
+            rendered=rendered_tokens(answer),
+            derendered=derendered_tokens(request),
+        )
         if model.settings.tolerate_unknown_ids:
             metrics.unknown_ids_are(sum(one.unknown_ids for one in registry.models))
         return body
 
-    def decode(body: bytes) -> Any:
+    def decode(body: bytes) -> tuple[Any, float]:
+        """The request, and how many seconds it took to decode."""
         started = perf_counter()
-        request = operation.decode(body)
-        stages.decode.observe(perf_counter() - started)
-        return request
+        return operation.decode(body), perf_counter() - started
 
     def whole(body: bytes, request_id: str | None) -> Any:
-        """The answer; the request itself where it has to wait among those with a template of their own."""
+        """The answer; what was decoded where it has to wait among those with a template of their own."""
         check_containers(body)
-        request = decode(body)
-        return request if brings_template(request) else finish(request, request_id)
+        request, seconds = decode(body)
+        return (request, seconds) if brings_template(request) else finish(request, request_id, seconds)
+
+    def direct(http: Request) -> Response | None:
+        body = http.body
+        if len(body) > inline_bytes:
+            return None
+        request, seconds = decode(body)
+        if brings_template(request) or takes_long(request):
+            return None
+        return Response(finish(request, _request_id(http), seconds))
 
     async def handle(http: Request) -> Response:
         body = http.body
-        header = http.header(b"x-request-id")
-        request_id = header.decode("latin-1") if header else None
+        request_id = _request_id(http)
         size = len(body)
         if size > inline_bytes:
             answer = await http.unless_left(pool.run(lambda: whole(body, request_id), size=size))
             if isinstance(answer, bytes):
                 return Response(answer)
-            request = answer
+            request, seconds = answer
         else:
-            request = decode(body)
+            request, seconds = decode(body)
             if not (brings_template(request) or takes_long(request)):
-                return Response(finish(request, request_id))
-        work = pool.run(lambda: finish(request, request_id), size=size, foreign=brings_template(request))
+                return Response(finish(request, request_id, seconds))
+        work = pool.run(lambda: finish(request, request_id, seconds), size=size, foreign=brings_template(request))
         return Response(await http.unless_left(work))
 
-    return handle
+    return Route("POST", operation.path, handle, json_body=True, direct=direct)
 
 
-def count_tokens(metrics: ServerMetrics, request: Any, answer: Any) -> None:
-    """Counts what was rendered or derendered."""
+def _request_id(http: Request) -> str | None:
+    header = http.header(b"x-request-id")
+    return header.decode("latin-1") if header else None
+
+
+def rendered_tokens(answer: Any) -> int:
+    """How many prompt tokens an answer has."""
     if isinstance(answer, GenerateRequest):
-        metrics.tokens_rendered.inc(len(answer.token_ids))
-    elif isinstance(answer, list):
-        metrics.tokens_rendered.inc(sum(len(one.token_ids) for one in answer))
-    elif isinstance(request, (DerenderChatStreamRequest, DerenderCompletionStreamRequest)):
-        metrics.derendered(request.generate_chunk.choices)
-    elif isinstance(request, DerenderChatRequest):
-        metrics.derendered(request.generate_response.choices)
-    elif isinstance(request, DerenderCompletionRequest):
-        for one in request.generate_responses:
-            metrics.derendered(one.choices)
+        return len(answer.token_ids)
+    if isinstance(answer, list):
+        return sum(len(one.token_ids) for one in answer)
+    return 0
 
 
-async def _empty(_: Request) -> Response:
+def derendered_tokens(request: Any) -> int:
+    """How many generated tokens a request has."""
+    if isinstance(request, (DerenderChatStreamRequest, DerenderCompletionStreamRequest)):
+        return generated_tokens(request.generate_chunk.choices)
+    if isinstance(request, DerenderChatRequest):
+        return generated_tokens(request.generate_response.choices)
+    if isinstance(request, DerenderCompletionRequest):
+        return sum(generated_tokens(one.choices) for one in request.generate_responses)
+    return 0
+
+
+def _empty(_: Request) -> Response:
     return Response(content_type=None)
 
 
-def _fixed(body: bytes) -> Handler:
-    async def handle(_: Request) -> Response:
-        return Response(body)
-
-    return handle
-
-
-def _json(value: Callable[[], Any]) -> Handler:
-    async def handle(_: Request) -> Response:
-        return Response(encode(value()))
-
-    return handle
-
-
-def _tokenizer_info(registry: ModelRegistry) -> Handler:
-    async def handle(request: Request) -> Response:
+def _tokenizer_info(registry: ModelRegistry) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
         names = parse_qs(request.query.decode("latin-1")).get("model")
         return Response(encode(registry.get(names[0] if names else None).tokenizer_info()))
 
-    return handle
-
-
-def _metrics(metrics: ServerMetrics) -> Handler:
-    from derender.server.metrics import CONTENT_TYPE
-
-    async def handle(_: Request) -> Response:
-        return Response(metrics.render(), content_type=CONTENT_TYPE)
-
-    return handle
+    return answer

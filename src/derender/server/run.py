@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import uvicorn
 
@@ -30,6 +30,8 @@ Load = Callable[[], "ModelRegistry"]
 
 _NO_CLIENT_CERTIFICATES = ssl.CERT_NONE
 _ACCEPT_SECONDS = 0.1
+_APP_TICKS = 10  # of 0.1 seconds, between two of the application's
+_APP_TICKS = 10  # of 0.1 seconds, between two of the application's
 _SWEEP_TICKS = 20  # of 0.1 seconds, between two looks for silent connections
 
 
@@ -71,6 +73,8 @@ class Server(uvicorn.Server):
             self._on_ready()
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % _APP_TICKS == 0:
+            cast("App", self.config.app).tick()
         if counter % _SWEEP_TICKS == 0:
             now = asyncio.get_running_loop().time()
             for connection in tuple(self.server_state.connections):

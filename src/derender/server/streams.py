@@ -16,7 +16,8 @@ from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import MAX_MESSAGE, ApiError, BodyTooLarge, ErrorInfo, ErrorResponse, InvalidBody
 from derender.protocol.generate import GenerateChunk
-from derender.server.http import Handler, Request, Response, Route, StreamResponse
+from derender.server.messages import Handler, Request, Response, Route, StreamResponse
+from derender.server.metrics import generated_tokens
 from derender.server.pool import WorkPool
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ async def _derendered(
     def derendered(record: bytes) -> bytes:
         chunk = _chunk(record)
         event = _event(stream.push(chunk))
-        metrics.derendered(chunk.choices)
+        metrics.worked(derendered=generated_tokens(chunk.choices))
         return event
 
     try:

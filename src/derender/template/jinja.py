@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from itertools import islice
 from threading import get_ident, main_thread
 from time import monotonic
 from typing import Any, NoReturn
@@ -226,10 +227,11 @@ class ChatTemplate:
     def _join(self, chunks: Iterable[str]) -> str:
         kept: list[str] = []
         until, left = monotonic() + MAX_SECONDS, MAX_CHARS
-        for number, chunk in enumerate(chunks):
-            kept.append(chunk)
-            left -= len(chunk)
-            if not number % _LOOK_AT_CLOCK and (left < 0 or monotonic() > until):
+        pieces = iter(chunks)
+        while batch := list(islice(pieces, _LOOK_AT_CLOCK)):
+            kept += batch
+            left -= sum(map(len, batch))
+            if left < 0 or monotonic() > until:
                 limit = f"{MAX_CHARS} characters" if left < 0 else f"{MAX_SECONDS:g} seconds"
                 raise BadRequest(f"the chat template needs more than {limit} for these messages", param="messages")
         return "".join(kept)
