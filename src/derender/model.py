@@ -124,7 +124,11 @@ class Model:
                 auto_tool_choice=settings.enable_auto_tool_choice,
                 has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
-                tool_constraint=ToolConstraints(table, level=settings.tool_strict_level),
+                tool_constraint=ToolConstraints(
+                    table,
+                    level=settings.tool_strict_level,
+                    has_token=lambda token: self.tokenizer.token_id(token) is not None,
+                ),
                 max_tokens_over_room=settings.max_tokens_over_room,
             )
         )

@@ -43,7 +43,9 @@ HY_V3 = OutputFormat(
 )
 
 HY_V4 = HY_V3.replace(
-    name="hy_v4", native_only=True, calls=tuple(hunyuan_calls(suffix, structural_tag="hy_v4") for suffix in SUFFIXES)
+    name="hy_v4",
+    native_only=True,
+    calls=tuple(hunyuan_calls(suffix, structural_tag=f"hy_v4{suffix}") for suffix in SUFFIXES),
 )
 
 K2_SECTION, K2_CALL = tags("<ifm|tool_calls>", "</ifm|tool_calls>"), tags("<ifm|tool_call>", "</ifm|tool_call>")

@@ -142,9 +142,7 @@ class Renderer:
     def _constraint(self, request: ChatCompletionRequest) -> StructuredOutputs | None:
         """What holds the output to a form. Demanded tool calls go before what else was asked, as in vLLM."""
         asked = constraint_of(request)
-        if request.tools and self.model.has_tool_parser:
-            return self.model.tool_constraint(request) or asked
-        return asked
+        return (self.model.tool_constraint(request) if self.model.has_tool_parser else None) or asked
 
     def _reused_prompt(self, ids: Any) -> Prompt:
         """The prompt that the prefill stage sent along, so that the decode stage need not make it again."""

@@ -176,9 +176,12 @@ def json_tool_constraint(request: ChatCompletionRequest) -> StructuredOutputs | 
     """The constraint for demanded tool calls of a format that has no structural tag of its own.
 
     `required`: an array of {name, parameters}, at least one; a named tool: the object of its parameters. None for auto
-    and none. Raises BadRequest where two tools define the same `$defs` entry otherwise.
+    and none, and where the client has a structural tag of its own, which goes before, as in vLLM. Raises BadRequest
+    where two tools define the same `$defs` entry otherwise.
     """
     choice, tools = request.tool_choice, request.tools or ()
+    if request.structured_outputs is not None and request.structured_outputs.structural_tag is not None:
+        return None
     if isinstance(choice, NamedToolChoice):
         named = next(tool for tool in tools if tool.function.name == choice.function.name)
         return StructuredOutputs(json=_parameters(named))
