@@ -72,6 +72,23 @@ def test_derender(model: str) -> None:
     assert answer["choices"][0]["message"]["content"] == "hi"
 
 
+def test_render_and_derender_with_an_output_format(model: str) -> None:
+    flags = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": "required"}
+    rendered = answered("render", model, "-", *flags, stdin=json.dumps(chat))
+    assert "structural_tag" in rendered["sampling_params"]["structured_outputs"]
+    output = 'a</think>\n\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    body = {
+        "chat_request": {**chat, "tool_choice": "auto"},
+        "generate_response": {"request_id": "r", "choices": [{"index": 0, "token_ids": list(output.encode())}]},
+    }
+    (choice,) = answered("derender", model, "-", *flags, stdin=json.dumps(body))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning"] == "a"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
+
+
 def test_json_lines(model: str) -> None:
     code, out, err = run("tokenize", model, "--jsonl", stdin='{"prompt": "a"}\n\n{"tokens": [98]}\n{"prompt": "c"}')
     assert (code, err) == (0, "")

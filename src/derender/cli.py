@@ -59,6 +59,12 @@ def render(
     chat_template: option.ChatTemplate = None,
     default_chat_template_kwargs: option.DefaultChatTemplateKwargs = None,
     generation_config: option.GenerationConfig = "auto",
+    stop_strings: option.StopStrings = "engine",
+    tool_call_parser: option.ToolCallParser = None,
+    reasoning_parser: option.ReasoningParser = None,
+    format_file: option.FormatFile = None,
+    enable_auto_tool_choice: option.EnableAutoToolChoice = False,
+    tool_strict_level: option.ToolStrictLevel = "auto",
 ) -> None:
     """Render chat requests, or completions requests (they have a prompt), to generate requests."""
     from derender.protocol.chat import ChatCompletionRequest
@@ -70,6 +76,12 @@ def render(
         chat_template=chat_template,
         default_chat_template_kwargs=default_chat_template_kwargs,
         generation_config=generation_config,
+        stop_strings=stop_strings,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        format_file=format_file,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_strict_level=tool_strict_level,
     )
     from derender.server.operations import decode_invocation
 
@@ -83,8 +95,14 @@ def derender(
     jsonl: JsonLines = False,
     tokenizer: option.Tokenizer = None,
     max_model_len: option.MaxModelLen = None,
-    stop_strings: option.StopStrings = "engine",
     tolerate_unknown_ids: option.TolerateUnknownIds = False,
+    tool_call_parser: option.ToolCallParser = None,
+    reasoning_parser: option.ReasoningParser = None,
+    format_file: option.FormatFile = None,
+    tool_call_streaming: option.ToolCallStreaming = "incremental",
+    framing: option.Framing = "keep",
+    reasoning_field: option.ReasoningField = "reasoning",
+    state_key: option.StateKey = None,
 ) -> None:
     """Derender generate answers, or chunks of a stream, to API answers."""
     from derender.protocol.derender import (
@@ -97,8 +115,14 @@ def derender(
     settings = option.model_settings(
         tokenizer=tokenizer,
         max_model_len=max_model_len,
-        stop_strings=stop_strings,
         tolerate_unknown_ids=tolerate_unknown_ids,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        format_file=format_file,
+        tool_call_streaming=tool_call_streaming,
+        framing=framing,
+        reasoning_field=reasoning_field,
+        state_key=state_key,
     )
     from derender.server.operations import decode_invocation
 

@@ -13,7 +13,7 @@ from derender.protocol.errors import BadRequest, Conflict
 from derender.server.cors import Cors
 from derender.server.http import App
 from derender.server.messages import Request, Response, Route, StreamResponse
-from derender.server.metrics import ServerMetrics
+from derender.server.metrics import TextMetrics
 
 LIMIT = 1000
 
@@ -278,7 +278,7 @@ def test_cors_for_all() -> None:
 
 
 def test_requests_and_errors_are_counted() -> None:
-    metrics = ServerMetrics()
+    metrics = TextMetrics()
     app = make(metrics=metrics)
     post(app, "/echo", b"{}")
     post(app, "/echo", b"x" * 2000)

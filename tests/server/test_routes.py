@@ -18,7 +18,7 @@ from derender.registry import ModelRegistry
 from derender.server.app import AppSettings, build_app
 from derender.server.describe import describe_registry
 from derender.server.http import App
-from derender.server.metrics import ServerMetrics
+from derender.server.metrics import TextMetrics
 from derender.server.pool import INLINE_BYTES, WorkPool
 
 START, END, EOS = 257, 258, 259
@@ -36,12 +36,12 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
 
 
 @pytest.fixture
-def metrics() -> ServerMetrics:
-    return ServerMetrics()
+def metrics() -> TextMetrics:
+    return TextMetrics()
 
 
 @pytest.fixture
-def app(registry: ModelRegistry, metrics: ServerMetrics) -> App:
+def app(registry: ModelRegistry, metrics: TextMetrics) -> App:
     return build_app(registry, settings=AppSettings(tokenizer_info=True), metrics=metrics)
 
 

@@ -9,11 +9,17 @@ import socket
 import ssl
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 from tests.server.live import PATIENCE, Served, Wire, get_bytes, post_bytes, post_json, wait_for
 from tests.server.tiny_model import write_tiny_model
+
+from derender.registry import ModelRegistry
+from derender.server.listen import Address, ListenError
+from derender.server.run import ServerSettings
+from derender.server.workers import serve_with_workers
 
 HOST = ("--host", "127.0.0.1", "--port", "0")
 RENDER = "/v1/chat/completions/render"
@@ -213,3 +219,14 @@ def test_tls(model: str, tmp_path: Path) -> None:
         code, out, err = Served(model, *HOST, "--ssl-certfile", str(tmp_path / "none"), "--workers", workers).end()
         assert (code, out) == (1, "")
         assert err == "derender: cannot use the TLS files: No such file or directory\n"
+
+
+def test_workers_without_a_temporary_directory_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(**_: object) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    settings = ServerSettings(address=Address(host="127.0.0.1", port=0), workers=2)
+    with pytest.raises(ListenError, match=r"TMPDIR or PROMETHEUS_MULTIPROC_DIR .* \(No usable temporary directory"):
+        serve_with_workers(lambda: ModelRegistry([]), settings=settings)

@@ -97,13 +97,6 @@ class BodyTooLarge(ApiError):
     type = "RequestEntityTooLargeError"
 
 
-class NotSupported(ApiError):
-    """Known to the API, not done by this server."""
-
-    status = 501
-    type = "NotImplementedError"
-
-
 class Unavailable(ApiError):
     """The server is draining or an engine is not there."""
 

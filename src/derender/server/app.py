@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from derender.server.cors import Cors
 from derender.server.http import App
-from derender.server.metrics import ServerMetrics
+from derender.server.metrics import TextMetrics
 from derender.server.pool import WorkPool
 from derender.server.routes import build_routes
 
@@ -29,9 +29,9 @@ class AppSettings:
     docs: bool = True
 
 
-def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: ServerMetrics | None = None) -> App:
+def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: TextMetrics | None = None) -> App:
     """The application that serves `registry`."""
-    metrics = metrics or ServerMetrics()
+    metrics = metrics or TextMetrics()
     for model in registry.models:
         metrics.encoder_fallback.labels(model.names[0]).set(1 if model.tokenizer.encoder.reason else 0)
     pool = WorkPool()

@@ -77,7 +77,7 @@ def generated_tokens(choices: Iterable[GenerateChoice | GenerateStreamChoice]) -
 
 
 class ServerMetrics:
-    """All metrics of one server process, in a registry of its own.
+    """The metrics of any server process, in a registry of its own.
 
     What each request counts is held as plain numbers and handed on to Prometheus's objects in one go (`flush`, called
     about once a second, and before the metrics are read): their locks and lookups took a tenth of a short request.
@@ -103,6 +103,44 @@ class ServerMetrics:
         self.bodies_refused = Counter(
             "derender_bodies_refused", "Bodies refused because they are over the limit.", registry=registry
         )
+        self._routes: list[RouteMetrics] = []
+
+    def route(self, path: str) -> RouteMetrics:
+        """The metrics of one route."""
+        metrics = RouteMetrics(path, requests=self._requests, seconds=self._seconds)
+        self._routes.append(metrics)
+        return metrics
+
+    def flush(self) -> None:
+        """Hands on all that is held. Called in the event loop's thread."""
+        for route in self._routes:
+            route.flush()
+
+    def error(self, type_: str) -> None:
+        """Counts an error that was answered."""
+        counter = self._error_types.get(type_)
+        if counter is None:
+            counter = self._error_types[type_] = self._errors.labels(type_)
+        counter.inc()
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus's text format. Called in the event loop's thread."""
+        self.flush()
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return generate_latest(self._registry)
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        merged = CollectorRegistry()
+        MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
+        return generate_latest(merged)
+
+
+class TextMetrics(ServerMetrics):
+    """The metrics of a server that renders and derenders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        registry = self._registry
         stages = Counter(
             "derender_stage_seconds", "Seconds of work on requests' bodies, by stage.", ("stage",), registry=registry
         )
@@ -111,7 +149,6 @@ class ServerMetrics:
             Counter("derender_tokens_rendered", "Prompt tokens rendered.", registry=registry),
             Counter("derender_tokens_derendered", "Generated tokens derendered.", registry=registry),
         )
-        self._routes: list[RouteMetrics] = []
         self._work: deque[tuple[float, float, float, int, int]] = deque()
         self._unknown_ids = Counter(
             "derender_unknown_ids_tolerated", "Token ids beyond the vocabulary that were tolerated.", registry=registry
@@ -126,16 +163,9 @@ class ServerMetrics:
             multiprocess_mode="max",
         )
 
-    def route(self, path: str) -> RouteMetrics:
-        """The metrics of one route."""
-        metrics = RouteMetrics(path, requests=self._requests, seconds=self._seconds)
-        self._routes.append(metrics)
-        return metrics
-
     def flush(self) -> None:
         """Hands on all that is held. Called in the event loop's thread."""
-        for route in self._routes:
-            route.flush()
+        super().flush()
         self._flush_work()
 
     def _flush_work(self) -> None:
@@ -146,13 +176,6 @@ class ServerMetrics:
         if done:
             for counter, amounts in zip((*self._stages, *self._tokens), zip(*done, strict=True), strict=True):
                 counter.inc(sum(amounts))
-
-    def error(self, type_: str) -> None:
-        """Counts an error that was answered."""
-        counter = self._error_types.get(type_)
-        if counter is None:
-            counter = self._error_types[type_] = self._errors.labels(type_)
-        counter.inc()
 
     def worked(
         self,
@@ -174,14 +197,3 @@ class ServerMetrics:
             if total > self._unknown_seen:
                 self._unknown_ids.inc(total - self._unknown_seen)
                 self._unknown_seen = total
-
-    def render(self) -> bytes:
-        """The metrics in Prometheus's text format. Called in the event loop's thread."""
-        self.flush()
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-            return generate_latest(self._registry)
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        merged = CollectorRegistry()
-        MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
-        return generate_latest(merged)

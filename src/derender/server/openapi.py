@@ -26,7 +26,6 @@ _ERRORS = {
     "409": "Well formed, but cannot be fulfilled exactly.",
     "413": "The body is over the server's limit.",
     "500": "A fault of the server's.",
-    "501": "Known to the API, not done by this server.",
     "503": "The server has too much to do, or is shutting down.",
 }
 _GET_ERRORS = ("401", "404", "405", "500", "503")

@@ -27,14 +27,14 @@ from derender.server.streams import stream_routes
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
-    from derender.server.metrics import ServerMetrics
+    from derender.server.metrics import TextMetrics
 
 
 def build_routes(
     registry: ModelRegistry,
     *,
     pool: WorkPool,
-    metrics: ServerMetrics,
+    metrics: TextMetrics,
     load: Callable[[], int],
     tokenizer_info: bool = False,
     docs: bool = True,
@@ -74,7 +74,7 @@ def _at_once(method: str, path: str, answer: Callable[[Request], Response], *, o
     return Route(method, path, handle, open=open, direct=answer)
 
 
-def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: ServerMetrics) -> Route:
+def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: TextMetrics) -> Route:
     inline_bytes = INLINE_DERENDER_BYTES if operation.path.endswith("/derender") else INLINE_BYTES
 
     def finish(request: Any, request_id: str | None, decoding: float) -> bytes:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from derender.derendering.chat import ChatStreamDerenderer
     from derender.derendering.completions import CompletionStreamDerenderer
     from derender.registry import ModelRegistry
-    from derender.server.metrics import ServerMetrics
+    from derender.server.metrics import TextMetrics
 
     Stream = ChatStreamDerenderer | CompletionStreamDerenderer
 
@@ -45,7 +45,7 @@ _error = msgspec.json.Decoder(_EngineError)
 
 
 def stream_routes(
-    registry: ModelRegistry, *, pool: WorkPool, metrics: ServerMetrics, max_record_bytes: int
+    registry: ModelRegistry, *, pool: WorkPool, metrics: TextMetrics, max_record_bytes: int
 ) -> list[Route]:
     """The two routes, by POST and by PUT (as `curl -T -` sends). A record may have `max_record_bytes`."""
 
@@ -67,7 +67,7 @@ def stream_routes(
     return routes
 
 
-def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, metrics: ServerMetrics, limit: int) -> Handler:
+def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, metrics: TextMetrics, limit: int) -> Handler:
     async def handle(request: Request) -> Response | StreamResponse:
         records = _records(request.parts(), limit)
         first = await anext(records, None)
@@ -98,7 +98,7 @@ async def _work(function: Callable[[bytes], T], record: bytes, pool: WorkPool, *
 
 
 async def _derendered(
-    stream: Stream, records: AsyncIterator[bytes], pool: WorkPool, metrics: ServerMetrics, *, context_bytes: int
+    stream: Stream, records: AsyncIterator[bytes], pool: WorkPool, metrics: TextMetrics, *, context_bytes: int
 ) -> AsyncIterator[bytes]:
     """The events of the answer."""
     number = 0

@@ -38,10 +38,11 @@ _spawn = multiprocessing.get_context("spawn")  # a fork would copy locks of the 
 
 
 def serve_with_workers(load: Load, *, settings: ServerSettings) -> int:
-    """Serves with `settings.workers` processes until a signal; gives the exit code. Raises `ListenError`."""
+    """Serves with `settings.workers` processes until a signal; gives the exit code. Raises `ListenError`, also where
+    there is no directory for what the workers count."""
     check_free(settings.address)
     sock = bind(settings.address, shared=True)
-    metrics_dir = None if _METRICS_DIR in os.environ else tempfile.mkdtemp(prefix="derender-metrics-")
+    metrics_dir = None if _METRICS_DIR in os.environ else _temporary_dir()
     if metrics_dir is not None:
         os.environ[_METRICS_DIR] = metrics_dir
     try:
@@ -50,6 +51,16 @@ def serve_with_workers(load: Load, *, settings: ServerSettings) -> int:
         release(settings.address)
         if metrics_dir is not None:
             shutil.rmtree(metrics_dir, ignore_errors=True)
+
+
+def _temporary_dir() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="derender-metrics-")
+    except OSError as error:
+        raise ListenError(
+            f"several workers need a directory for their metrics: set TMPDIR or {_METRICS_DIR} to one that can be "
+            f"written ({error.strerror or error})"
+        ) from None
 
 
 @dataclass
