@@ -82,6 +82,35 @@ def test_a_file_as_it_is_written() -> None:
         }
 
 
+def test_bodies_that_no_family_of_ours_has() -> None:
+    text = """
+name = "own"
+[[calls]]
+call = { open = ["<lines "], close = ["</lines>"] }
+header = '(?P<name>\\w{1,64})>'
+body = { kind = "key_lines", line = ";", pair = "=" }
+[[calls]]
+call = { open = ["<merged "], close = ["</merged>"] }
+header = '(?P<name>\\w{1,64})>'
+body = { kind = "parameters", open = "<arg:", key = '(?P<key>\\w{1,64})>', close = "</arg>", merge = true }
+[[calls]]
+call = { open = ["<inner>"], close = ["</inner>"] }
+body = { kind = "json_members", within = ["call"] }
+"""
+    found = read_format(text, source="own.toml")
+    assert read_format(dump_format(found), source="own.toml") == found
+    output = (
+        "<lines add>a = 1; b=2.5</lines><merged f><arg:x>1</arg><arg:x>2</arg></merged>"
+        '<inner>{"call": {"name": "g", "arguments": {}}}</inner>'
+    )
+    for tokens in (True, False):
+        assert read(compiled(found, tokens=tokens), output, sizes=[1] * 200)["calls"] == [
+            ("add", '{"a": 1, "b": 2.5}', True),
+            ("f", '{"x": ["1", "2"]}', True),
+            ("g", "{}", True),
+        ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -104,7 +133,7 @@ def test_a_file_as_it_is_written() -> None:
         (
             'name = "x"\n' + CALL + "[calls.body]\nkind = 'yaml'",
             "calls[0].body.kind: Invalid value 'yaml'; kinds of bodies are json_members, json_value, parameters, "
-            "key_values, python_call, nested_elements",
+            "key_lines, key_values, python_call, nested_elements",
         ),
         ('name = "x"\n' + CALL + "body = { kind = 'json_value' }", "calls[0].header: is missing: a body of kind json"),
         (
@@ -135,6 +164,14 @@ def test_a_file_as_it_is_written() -> None:
         (
             'name = "x"\n' + CALL + "header = '(?P<name>x)'\nbody = { kind = 'key_values', fence = '' }",
             "calls[0].body.fence: is empty",
+        ),
+        (
+            'name = "x"\n' + CALL + "header = '(?P<name>x)'\nbody = { kind = 'key_lines', pair = '' }",
+            "calls[0].body.pair: is empty",
+        ),
+        (
+            "name = 'x'\n[[calls]]\nnamed = true\nbody = { kind = 'key_lines' }",
+            "calls[0].call: is missing: a body of kind key_lines needs markers around it",
         ),
         (
             "name = 'x'\n[[calls]]\nheader = '(?P<name>x)'\nbody = { kind = 'json_value' }",

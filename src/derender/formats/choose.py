@@ -65,12 +65,16 @@ def _described(flag: str, config: Mapping[str, Any], *, reasoning: bool) -> Outp
     """The format that the tokenizer's configuration describes."""
     template = config.get("response_template")
     if not isinstance(template, Mapping):
-        raise UnknownFormat(f"{flag}: the tokenizer's configuration has no response_template")
+        older = (
+            ", only a response_schema, which Transformers itself has given up" if "response_schema" in config else ""
+        )
+        raise UnknownFormat(f"{flag}: the tokenizer's configuration has no response_template{older}")
     try:
         found = from_response_template(template)
     except ResponseTemplateError as error:
         raise UnknownFormat(f"{flag}: {error}") from None
-    if reasoning and found.reasoning is None:
+    chain = found.messages.kinds if found.messages is not None else ()
+    if reasoning and found.reasoning is None and not any(kind.region == "reasoning" for kind in chain):
         raise UnknownFormat(f"{flag}: the response_template has no field thinking")
     if not reasoning and not found.calls:
         raise UnknownFormat(f"{flag}: the response_template has no field tool_calls")

@@ -28,7 +28,10 @@ DEEPSEEK_V3 = OutputFormat(
         Calls(
             section=_SECTION,
             call=_CALL,
-            header=r"\s*\w*\s*«<｜tool▁sep｜>»[ \t]*(?P<name>[^\n{`]+?)[ \t]*(?:\n|(?=[{`]))",
+            header=(
+                r"\s{0,64}\w{0,64}\s{0,64}«<｜tool▁sep｜>»[ \t]{0,64}(?P<name>[^\s{`](?:[^\n{`]*?[^\s{`])??)[ \t]{0,64}"
+                r"(?:\n|(?=[{`]))"
+            ),
             bare=True,
             noise=True,
             body=JsonValue(fence=("```json", "```")),
@@ -51,7 +54,7 @@ DEEPSEEK_V31 = OutputFormat(
         Calls(
             section=_SECTION,
             call=_CALL,
-            header=r"\s*(?P<name>[^\n{]+?)\s*«<｜tool▁sep｜>»",
+            header=r"\s{0,64}(?P<name>[^\s{](?:[^\n{]*?[^\s{])??)\s{0,64}«<｜tool▁sep｜>»",
             bare=True,
             noise=True,
             body=JsonValue(),

@@ -20,8 +20,8 @@ KIMI_K2 = OutputFormat(
             call=tags("<|tool_call_begin|>", "<|tool_call_end|>"),
             # A name may hold colons; what stands without an index is a name, and no id.
             header=(
-                r"\s*(?:(?=(?P<id>[^\s<\ud800-\udfff]+:\d+)\s*«<|tool_call_argument_begin|>»))?(?:functions\.)?"
-                r"(?P<name>.+?)(?::\d+)?\s*«<|tool_call_argument_begin|>»"
+                r"\s{0,64}(?:(?=(?P<id>[^\s<\ud800-\udfff]{1,512}:\d{1,9})\s{0,64}«<|tool_call_argument_begin|>»))?"
+                r"(?:functions\.\s{0,64})?(?P<name>\S(?:.*?\S)??)(?::\d{1,9})?\s{0,64}«<|tool_call_argument_begin|>»"
             ),
             bare=True,
             noise=True,

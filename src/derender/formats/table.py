@@ -84,15 +84,17 @@ class JsonMembers(Table, frozen=True, kw_only=True, tag_field="kind", tag="json_
     """A call is a JSON object with a name member and an arguments member, in any order; other members are skipped.
 
     The arguments are the model's own characters from the opening to the matching bracket. `name` None: the object's
-    only key is the name and its value the arguments. `array`: a JSON array of such objects, one call each. `no_call`:
-    names by which the model says that it calls nothing. `fence`: what closes a code fence around it, which the call's
-    opener has opened.
+    only key is the name and its value the arguments. `array`: a JSON array of such objects, one call each. `within`:
+    the members, from the outside in, whose object has the name and the arguments; an id may stand in any of these
+    objects. `no_call`: names by which the model says that it calls nothing. `fence`: what closes a code fence around
+    it, which the call's opener has opened.
     """
 
     name: str | None = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     id: str | None = None
     array: bool = False
+    within: tuple[str, ...] = ()
     no_call: tuple[str, ...] = ()
     fence: str = ""
 
@@ -115,6 +117,18 @@ class Typing(Enum):
     VALUE = "value"
     """From the value itself: it is JSON where it can be read as such, else a string."""
 
+    VALUE_OR_SCHEMA = "value_or_schema"
+    """From the value itself as long as that is JSON and no string; what it says as a string is typed by the schema."""
+
+    INTEGER = "integer"
+    """All values are whole numbers; what is none is a string."""
+
+    NUMBER = "number"
+    """All values are numbers; what is none is a string."""
+
+    BOOLEAN = "boolean"
+    """All values are true or false: "true" in any case and "1" are true, all else is false."""
+
 
 ATTRIBUTE = r"""["']?(?P<key>[^"'<>\n]{0,256})["']?\s{0,8}>"""
 """A parameter's key in an attribute, up to the tag's end; quotes of either kind or none."""
@@ -129,7 +143,8 @@ class Parameters(Table, frozen=True, kw_only=True, tag_field="kind", tag="parame
     another parameter that the tool has. `newline`: one newline at each end of a value is framing. `trim`: white space
     at both ends is. `xml`: entities stand for characters, and CDATA sections are text as it is. `entities`: entities
     in keys stand for characters. `wrappers`: keys under which a model may put all arguments as one object. `first`: a
-    value's first closer counts, whatever follows it.
+    value's first closer counts, whatever follows it. `merge`: the values of a key that comes more than once are a list,
+    so that nothing of the arguments can be given before the call's end.
     """
 
     open: str
@@ -143,6 +158,19 @@ class Parameters(Table, frozen=True, kw_only=True, tag_field="kind", tag="parame
     wrappers: tuple[str, ...] = ()
     typing: Typing = Typing.SCHEMA
     first: bool = False
+    merge: bool = False
+
+
+class KeyLines(Table, frozen=True, kw_only=True, tag_field="kind", tag="key_lines"):
+    """The body is a parameter a line, `key: value`; a line without the mark between the two is none.
+
+    `line`: what ends a line. `pair`: what ends a key. `trim`: white space around keys and values is framing.
+    """
+
+    line: str = "\n"
+    pair: str = ":"
+    trim: bool = True
+    typing: Typing = Typing.SCHEMA
 
 
 class KeyValues(Table, frozen=True, kw_only=True, tag_field="kind", tag="key_values"):
@@ -163,7 +191,7 @@ class NestedElements(Table, frozen=True, kw_only=True, tag_field="kind", tag="ne
     mark: str
 
 
-Body = JsonMembers | JsonValue | Parameters | KeyValues | PythonCall | NestedElements
+Body = JsonMembers | JsonValue | Parameters | KeyLines | KeyValues | PythonCall | NestedElements
 
 
 class Calls(Table, frozen=True, kw_only=True):
@@ -221,6 +249,7 @@ class Messages(Table, frozen=True, kw_only=True):
 class OutputFormat(Table, frozen=True, kw_only=True):
     """One family. `answer`: markers around the visible answer, dropped, and with them white space outside of them.
     `citations`: markers around a part of the answer that has a source, dropped; the closer goes on up to a `>`.
+    `framing`: texts between regions that belong to nothing, as far as a token of the vocabulary stands in them.
     `end_of_turn`: tokens that end the output and never are text. `calls`: the ways in which calls are written, all of
     them understood; of several with one opener, the next is tried where one does not read what follows. `messages`:
     for a format whose regions are told apart by headers. `trim`: white space at the ends of reasoning and content is
@@ -233,6 +262,7 @@ class OutputFormat(Table, frozen=True, kw_only=True):
     messages: Messages | None = None
     answer: Tags | None = None
     citations: Tags | None = None
+    framing: tuple[str, ...] = ()
     end_of_turn: tuple[str, ...] = ()
     turn_starts: tuple[str, ...] = ()
     trim: bool = False

@@ -16,6 +16,7 @@ from derender.formats.table import (
     Calls,
     JsonMembers,
     JsonValue,
+    KeyLines,
     KeyValues,
     Messages,
     NestedElements,
@@ -30,8 +31,16 @@ _MARKED = re.compile("«(.*?)»", re.DOTALL)
 _AT = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _KINDS = tuple(
     str(body.__struct_config__.tag)
-    for body in (JsonMembers, JsonValue, Parameters, KeyValues, PythonCall, NestedElements)
+    for body in (JsonMembers, JsonValue, Parameters, KeyLines, KeyValues, PythonCall, NestedElements)
 )
+_NEEDED: dict[type, tuple[str, ...]] = {
+    Parameters: ("open", "close"),
+    KeyLines: ("line", "pair"),
+    KeyValues: ("fence",),
+    NestedElements: ("mark",),
+}
+"""What a body needs so that it can be told from what is around it."""
+
 _MAY_BE_EMPTY = frozenset(("fence", "off"))
 """Lists in which an empty text means that there is nothing of the kind."""
 
@@ -152,9 +161,10 @@ def _faults_of_calls(calls: Calls, key: str, *, named: bool) -> Iterator[tuple[s
         yield f"{key}.header", f"is missing: a body of kind {kind} does not say the call's name"
     if isinstance(body, Parameters):
         yield from _faults_of_pattern(body.key, f"{key}.body.key", group="key")
-    needed = {Parameters: ("open", "close"), KeyValues: ("fence",), NestedElements: ("mark",)}.get(type(body), ())
+    needed = _NEEDED.get(type(body), ())
     for field in needed:
-        if not getattr(body, field).strip():
+        text: str = getattr(body, field)
+        if not (text if isinstance(body, KeyLines) else text.strip()):
             yield f"{key}.body.{field}", "is empty"
     if needed and calls.call is None:
         yield f"{key}.call", f"is missing: a body of kind {kind} needs markers around it"

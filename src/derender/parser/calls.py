@@ -110,7 +110,7 @@ class CallPlaces(ParserState):
         if sink.name is None or self._options.complete:
             self._raw += text[at:to]
         else:
-            self._raw = ""
+            self._raw = self._opener = ""
         if reader.status == "failed":
             return self._fail(text, to, to)
         if reader.ended:
@@ -120,7 +120,7 @@ class CallPlaces(ParserState):
                 return self._fail(text, to, to)
             self._raw = ""
         if reader.status != "open":
-            self._where = "close"
+            self._where, self._reader = "close", None
             if sink.name is None:
                 self._raw = ""
         return to
@@ -217,13 +217,13 @@ class CallPlaces(ParserState):
             elif self._raw:
                 self._where, self._said = "section" if self._sectioned else "content", False
                 self._tail_is_text()
-                self._reader, self._raw = None, ""
+                self._raw = ""
                 return at
         for closer in grammar.call_close:
             if text.startswith(closer, at):
                 at += len(closer)
                 break
-        self._reader, self._raw = None, ""
+        self._raw = ""
         self._where, self._said = "section" if self._sectioned else "content", False
         return at
 

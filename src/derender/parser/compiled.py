@@ -9,6 +9,7 @@ from derender.formats.table import (
     Calls,
     JsonMembers,
     JsonValue,
+    KeyLines,
     KeyValues,
     Message,
     Messages,
@@ -22,9 +23,11 @@ from derender.formats.table import (
 from derender.parser.coerce import ToolSchemas
 from derender.parser.elements import NestedElementsReader
 from derender.parser.json_scan import enders
+from derender.parser.key_lines import KeyLinesReader
 from derender.parser.key_values import KeyValuesReader
-from derender.parser.marks import Marks, Partial
+from derender.parser.marks import MARK, Marks, Partial
 from derender.parser.members import MembersReader
+from derender.parser.merged import MergedParametersReader
 from derender.parser.parameters import ParametersReader
 from derender.parser.python_call import PythonCallReader
 from derender.parser.reader import Reader
@@ -105,6 +108,9 @@ class Grammar:
         self.header = re.compile(marks.pattern(table.header), re.DOTALL) if table.header else None
         self.ends = ends
         self.closers = (*self.call_close, *self.section_close, *ends)
+        may_be = {"header": table.header, "junk": self.closers and not self.bare_body, "noise": table.noise}
+        self.places = frozenset(("body", "close", *(place for place, may in may_be.items() if may)))
+        """Where in a call the parser may be."""
         self.structure: Structure | None = None
         body_close: tuple[str, ...] = ()
         if isinstance(table.body, Parameters):
@@ -146,6 +152,8 @@ class Grammar:
             return MembersReader(body, marks, self.enders.literals, unmarked=self.unmarked)
         if isinstance(body, JsonValue):
             return ValueReader(body, marks, self.enders.literals)
+        if isinstance(body, KeyLines):
+            return KeyLinesReader(body, marks, self.closers, schemas, tool=tool)
         if isinstance(body, KeyValues):
             return KeyValuesReader(body, marks, self.closers)
         if isinstance(body, NestedElements):
@@ -153,7 +161,8 @@ class Grammar:
         if isinstance(body, PythonCall):
             return PythonCallReader(body, marks, self.closers)
         if self.structure is not None:
-            return ParametersReader(self.structure, marks, self.closers, schemas, tool=tool, sectioned=sectioned)
+            kind = MergedParametersReader if isinstance(body, Parameters) and body.merge else ParametersReader
+            return kind(self.structure, marks, self.closers, schemas, tool=tool, sectioned=sectioned)
         raise NotImplementedError(type(body).__name__)
 
 
@@ -203,6 +212,16 @@ class CompiledFormat:
             *((literal, "drop") for literal in _literals(table.citations, self.marks, "open")),
             *((literal, "cited") for literal in _literals(table.citations, self.marks, "close")),
         ]
+        self.openers = frozenset(("", *(literal for grammar in self.grammars for literal in grammar.call_open)))
+        """Of calls."""
+        self.sections = any(grammar.section_open for grammar in self.grammars)
+        """Whether calls may stand in one."""
+        thinks, chained = reasoning is not None or self.chain is not None, self.chain is not None
+        may_be = {"reasoning": thinks, "message": chained, "skipped": chained}
+        self.places = frozenset(("content", *(place for place, may in may_be.items() if may)))
+        """Where outside of calls the parser may be."""
+        self.switchable = not chained and reasoning is not None and reasoning.start == "reasoning"
+        """Whether an output may begin with its reasoning turned off."""
         self.strips = any(grammar.table.strip for grammar in self.grammars)
         """Whether white space between content and a call is framing."""
         self.between = "".join((_BLANK, *(grammar.table.separators for grammar in self.grammars)))
@@ -215,7 +234,8 @@ class CompiledFormat:
             if text not in grammar.ends
         ]
         calls += strays
-        in_content: list[tuple[str, str]] = [*calls, *answer, *ends]
+        framing = [(text, "drop") for text in map(self.marks.literal, table.framing) if MARK.search(text)]
+        in_content: list[tuple[str, str]] = [*calls, *answer, *framing, *ends]
         in_reasoning = [*((literal, "end") for literal in closes), *ends]
         if reasoning is not None:
             if reasoning.ended_by_answer:
@@ -276,14 +296,18 @@ def _all_literals(table: OutputFormat) -> Iterator[str]:
                 yield from walk(one)
         elif isinstance(
             value,
-            (Tags, Calls, JsonValue, Parameters, KeyValues, NestedElements, JsonMembers, PythonCall, Messages, Message),
-        ):
+            (
+                Tags, Calls, JsonValue, Parameters, KeyLines, KeyValues, NestedElements, JsonMembers, PythonCall,
+                Messages, Message,
+            ),
+        ):  # fmt: skip
             for name in value.__struct_fields__:
                 if name in ("header", "key"):  # patterns: only what they mark is a literal
                     yield from _IN_PATTERN.findall(getattr(value, name) or "")
-                elif name not in ("name", "ids", "structural_tag", "region", "separators", "no_call"):
+                elif name not in ("name", "ids", "structural_tag", "region", "separators", "no_call", "within"):
                     yield from walk(getattr(value, name))
 
     reasoning = table.reasoning.tags if table.reasoning else None
-    for part in (reasoning, table.answer, table.citations, *table.calls, table.messages, table.turn_starts):
+    around = (table.citations, table.framing, table.turn_starts)
+    for part in (reasoning, table.answer, *table.calls, table.messages, *around):
         yield from walk(part)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
 
 from derender.formats.table import NestedElements
 from derender.parser.coerce import STRING, ToolSchemas, coerce, resolve, types_of
@@ -12,12 +14,36 @@ from derender.parser.json_scan import enders
 from derender.parser.json_text import quoted
 from derender.parser.marks import Marks, Partial
 from derender.parser.reader import Reader
+from derender.parser.shape import Count, Plain, Shape, checked, must
 from derender.parser.sink import Sink
 
 _LONGEST_TAG = 260
 _DEEPEST = 128
 _SCHEMA_DEEPEST = 24
-_PHASES = frozenset(("between", "value", "streamed"))
+Phase = Literal["between", "value", "streamed"]
+
+
+class ElementState(Shape, frozen=True):
+    """An open element: its name, its text, and its children's names and values."""
+
+    name: Plain
+    text: str
+    children: list[tuple[Plain, Plain]]
+
+
+class NestedElementsState(Shape, frozen=True):
+    """The state of a `NestedElementsReader`. `waiting`: nothing, or a name and its values."""
+
+    phase: Phase
+    tool: Plain
+    count: Count
+    stack: Annotated[list[ElementState], Meta(max_length=_DEEPEST)]
+    waiting: Annotated[list[Plain | list[Plain]], Meta(max_length=2)]
+
+    def __post_init__(self) -> None:
+        size = len(self.stack)
+        must("stack", size == 1 if self.phase == "streamed" else (size == 0) == (self.phase == "between"))
+        must("waiting", [type(one) for one in self.waiting] in ([], [str, list]) and [] not in self.waiting)
 
 
 class _Element(NamedTuple):
@@ -48,7 +74,7 @@ class NestedElementsReader(Reader):
         self._tag = re.compile(re.escape(self._mark) + r"<(/?)([^<>]{1,256})>")
         self._schemas = schemas
         self.tool = tool
-        self.phase = "between"
+        self.phase: Phase = "between"
         self.count = 0
         self.stack: list[_Element] = []
         self.waiting: tuple[str, list[str]] | None = None  # an argument that may prove to be a list, as JSON
@@ -206,15 +232,14 @@ class NestedElementsReader(Reader):
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        phase, tool, count, stack, waiting = state
-        if phase not in _PHASES or (phase == "between") == bool(stack):
-            raise ValueError("no such phase")
-        self.phase, self.tool, self.count = phase, str(tool), int(count)
-        self.stack = [
-            _Element(str(name), [str(text)] if text else [], [(str(key), str(value)) for key, value in children])
-            for name, text, children in stack
-        ]
-        self.waiting = (str(waiting[0]), [str(value) for value in waiting[1]]) if waiting else None
+        now = checked(NestedElementsState, state)
+        self.phase, self.tool, self.count = now.phase, now.tool, now.count
+        self.stack = [_Element(one.name, [one.text] if one.text else [], one.children) for one in now.stack]
+        match now.waiting:
+            case [str(name), list(values)]:
+                self.waiting = name, values
+            case _:
+                self.waiting = None
 
 
 def _joined(members: Iterable[tuple[str, list[str]]]) -> list[str]:

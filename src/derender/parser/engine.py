@@ -113,7 +113,7 @@ class FormatParser(CallPlaces):
                 cut = any(k in ("close", "drop") and text.startswith(rest.strip()) for text, k in kinds.items())
                 if (self._raw + rest).strip() and not (cut and not self._raw):  # the beginning of a closer is no text
                     self._verbatim(self._raw + rest)
-        self._raw = self._space = ""
+        self._raw = self._space = self._opener = ""
 
     def _in_content(self, text: str, at: int, end: bool) -> int:
         compiled, calls = self._compiled, self._options.calls
@@ -245,7 +245,7 @@ class FormatParser(CallPlaces):
         """A header is whole: what its message is."""
         assert self._compiled.chain is not None
         region, name = self._compiled.chain.kind(header)
-        self._raw, self._said, self._calls = "", False, region == "calls"
+        self._raw, self._opener, self._said, self._calls = "", "", False, region == "calls"
         if region == "call" and self._options.calls and self._compiled.grammars:
             self._grammar, self._sectioned, self._region = 0, False, "content"
             self._where, self._reader = "body", self._now().reader(self._marks, self._schemas, tool=name)

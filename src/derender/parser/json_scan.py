@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Literal
 
 from derender.parser.marks import MARK, Partial
+from derender.parser.shape import must
 
 _IN_STRING = re.compile(r'["\\]')
 _BLANK = " \t\r\n"
 _DEEPEST = 4096
 _HEX = frozenset("0123456789abcdefABCDEF")
+_HELD_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"'}
 
 
@@ -55,6 +58,11 @@ class Rest:
         self._enders = enders(closers)
         self.held = held
 
+    @staticmethod
+    def check(held: str) -> None:
+        """Raises ValueError for what it cannot hold."""
+        must("rest", not held.strip(_BLANK))
+
     def feed(self, text: str, at: int) -> tuple[int, str, bool]:
         """The place up to which the text was taken, what it adds to the broken text, and whether that ends there."""
         end, over = self._enders.rest(text, at)
@@ -73,6 +81,9 @@ def enders(literals: tuple[str, ...]) -> Enders:
     return Enders(literals)
 
 
+ScanPlace = Literal["", "v", "s", "e", "n", ".", "!"]
+
+
 class JsonScan:
     """The state of one value: the open brackets, and whether the end is inside a string (and behind a backslash).
 
@@ -82,9 +93,16 @@ class JsonScan:
 
     __slots__ = ("_enders", "stack", "where")
 
-    def __init__(self, closers: tuple[str, ...] = (), *, state: tuple[str, str] = ("", "")) -> None:
+    def __init__(self, closers: tuple[str, ...] = (), *, state: tuple[str, ScanPlace] = ("", "")) -> None:
         self._enders = enders(closers)
-        self.stack, self.where = state
+        self.stack: str = state[0]
+        self.where: ScanPlace = state[1]
+
+    @staticmethod
+    def check(stack: str, where: ScanPlace) -> None:
+        """Raises ValueError for a state that no value has."""
+        must("stack", len(stack) <= _DEEPEST and not stack.strip("{["))
+        must("where", bool(stack) if where == "v" else not stack or where in ("s", "e", "!"))
 
     @property
     def done(self) -> bool:
@@ -174,6 +192,11 @@ class JsonString:
     def __init__(self, held: str = "") -> None:
         self.held = held
         self.done = False
+
+    @staticmethod
+    def check(held: str) -> None:
+        """Raises ValueError for what is no part of an escape."""
+        must("string", not held or _HELD_ESCAPE.fullmatch(held) is not None)
 
     def feed(self, text: str, at: int) -> tuple[int, str]:
         """Read on from `at`: the place up to which the text was taken, and what it says."""

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from derender.formats.table import KeyValues
 from derender.parser.json_text import is_json, quoted
 from derender.parser.marks import Marks, Partial
 from derender.parser.reader import Reader
+from derender.parser.shape import Shape, checked, must
 from derender.parser.sink import Sink
 
-_PHASES = frozenset(("open", "key", "name", "fenced", "colon", "value", "item", "string", "bare"))
+Phase = Literal["open", "key", "name", "fenced", "colon", "value", "item", "string", "bare"]
 _BLANKS = re.compile(r"\s*")
 _SEPARATORS = re.compile(r"[\s,]*")
+_STACK = re.compile(r"(?:[{(][{\[]*)?")
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null"}
 _PAIRS = {"{": "}", "[": "]", "(": "}"}
 _DEEPEST = 256
+
+
+class KeyValuesState(Shape, frozen=True):
+    """The state of a `KeyValuesReader`."""
+
+    stack: str
+    phase: Phase
+    fresh: bool
+    held: str
+
+    def __post_init__(self) -> None:
+        must("stack", len(self.stack) <= _DEEPEST and _STACK.fullmatch(self.stack) is not None)
+        must("phase", (self.phase == "open") == (not self.stack))
+        if self.phase in ("item", "key", "name", "fenced", "colon"):
+            must("phase", (self.phase == "item") == (self.stack[-1] == "["))
 
 
 class KeyValuesReader(Reader):
@@ -28,7 +45,7 @@ class KeyValuesReader(Reader):
     list, in a "string" or "bare" scalar. `fresh`: nothing stands in the innermost bracket yet.
     """
 
-    __slots__ = ("_fence", "_fences", "_out", "_stops", "fresh", "held", "phase", "stack")
+    __slots__ = ("_fence", "_fences", "_out", "_stops", "fresh", "held", "partial", "phase", "stack")
 
     def __init__(self, table: KeyValues, marks: Marks, closers: tuple[str, ...]) -> None:
         super().__init__(marks, closers)
@@ -44,7 +61,7 @@ class KeyValuesReader(Reader):
         }
         self._out: list[str] = []
         self.stack = ""
-        self.phase = "open"
+        self.phase: Phase = "open"
         self.fresh = True
         self.held: list[str] = []  # a key or bare scalar that is not whole yet
 
@@ -223,12 +240,9 @@ class KeyValuesReader(Reader):
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        self.stack, self.phase, self.fresh, held = state
-        if not isinstance(self.stack, str) or not isinstance(held, str):
-            raise ValueError("no texts")
-        self.held = [held] if held else []
-        if self.phase not in _PHASES or (not self.stack and self.phase != "open") or set(self.stack) - set("{[("):
-            raise ValueError("no such phase")
+        now = checked(KeyValuesState, state)
+        self.stack, self.phase, self.fresh = now.stack, now.phase, now.fresh
+        self.held = [now.held] if now.held else []
 
 
 def _scalar(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from derender.tokenizer import Tokenizer
 
 _FIRST, _LAST = 0xD800, 0xDFFF
+_DEEPEST = 8  # lists in lists of a reader's state
 MARK = re.compile("[\ud800-\udfff]")
 _LITERAL = re.compile("«(.*?)»", re.DOTALL)
 _decode = codecs.utf_8_decode
@@ -156,7 +157,7 @@ class Partial:
 def pack(value: Any) -> Any:
     """A state as JSON can carry it: strings with marker characters become lists `[0, text, code, text, …]`."""
     if isinstance(value, str):
-        if MARK.search(value) is None:
+        if value.isascii() or MARK.search(value) is None:
             return value
         parts: list[Any] = [0]
         at = 0
@@ -169,22 +170,39 @@ def pack(value: Any) -> Any:
     return value
 
 
-def unpack(value: Any) -> Any:
-    """The inverse of `pack`. Raises ValueError for what it cannot have made."""
+def unpack(value: Any, codes: int, depth: int = _DEEPEST) -> Any:
+    """The inverse of `pack`, for text that has markers of codes below `codes`; 0 for text that has none.
+
+    Raises ValueError for what `pack` cannot have made.
+    """
     if not isinstance(value, list):
-        return value
-    if not value or value[0] not in (0, 1):
+        return unpack_text(value, 0) if isinstance(value, str) else value
+    kind = value[0] if value else None
+    if type(kind) is not int or kind not in (0, 1) or not depth:
         raise ValueError("not a packed value")
-    if value[0] == 1:
-        return [unpack(one) for one in value[1:]]
-    parts = []
+    if kind == 0:
+        return unpack_text(value, codes)
+    members = value[1:]
+    for n, one in enumerate(members):
+        if isinstance(one, list) or (isinstance(one, str) and not one.isascii()):
+            members[n] = unpack(one, codes, depth - 1)
+    return members
+
+
+def unpack_text(value: Any, codes: int) -> str:
+    """The same for what is one text."""
+    if isinstance(value, str):
+        if not value.isascii() and MARK.search(value) is not None:
+            raise ValueError("a marker among the letters")
+        return value
+    if not isinstance(value, list) or len(value) < 4 or len(value) % 2 or type(value[0]) is not int or value[0] != 0:
+        raise ValueError("not a packed text")
+    parts: list[str] = []
     for n, part in enumerate(value[1:]):
-        if n % 2 == 0:
-            if not isinstance(part, str):
-                raise ValueError("not a packed string")
+        if n % 2 == 0 and isinstance(part, str) and (part.isascii() or MARK.search(part) is None):
             parts.append(part)
-        elif isinstance(part, int) and 0 <= part <= _LAST - _FIRST:
+        elif n % 2 and type(part) is int and 0 <= part < codes:
             parts.append(chr(_FIRST + part))
         else:
-            raise ValueError("not a packed mark")
+            raise ValueError("not a packed text")
     return "".join(parts)

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from derender.formats.table import JsonMembers
-from derender.parser.json_scan import JsonScan, JsonString, Rest, enders
+from derender.parser.json_scan import JsonScan, JsonString, Rest, ScanPlace, enders
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
+from derender.parser.shape import Count, Shape, checked, must
 from derender.parser.sink import Sink
 
-PHASES = frozenset(
-    (
-        "open", "next", "member", "key", "colon", "value", "name", "id", "args", "text", "inner", "plain", "bare",
-        "skip", "rest", "lost",
-    )
-)  # fmt: skip
+Phase = Literal[
+    "open", "next", "member", "key", "colon", "value", "name", "id", "args", "text", "inner", "plain", "bare", "skip",
+    "rest", "lost",
+]  # fmt: skip
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _SEPARATORS = re.compile(r"[ \t\r\n,;]*")
 _BESIDE = frozenset(("type", "id"))
 _LONGEST_KEY = 4096
+
+
+class MembersState(Shape, frozen=True):
+    """The state of a `MembersReader`."""
+
+    phase: Phase
+    held: str
+    key: str
+    before: str
+    name: str
+    named: bool
+    given: bool
+    listed: bool
+    count: Count
+    id: str | None
+    stack: str
+    where: ScanPlace
+    string: str
+    rest: str
+    depth: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.phase == "bare":
+            must("held", "null".startswith(self.held))
+        elif self.phase == "inner":
+            must("held", not self.held.strip())
+        must("before", not self.before or not self.named)
+        must("name", not self.named or bool(self.name.strip()))
+        must("listed", self.listed or self.phase != "next")
+        JsonScan.check(self.stack, self.where)
+        JsonString.check(self.string)
+        Rest.check(self.rest)
 
 
 class MembersReader(Reader):
@@ -36,16 +67,17 @@ class MembersReader(Reader):
     """
 
     __slots__ = (
-        "_enders", "_table", "_unmarked", "before", "count", "given", "held", "key", "listed", "name", "named",
+        "_enders", "_table", "_unmarked", "before", "count", "depth", "given", "held", "key", "listed", "name", "named",
         "phase", "rest", "scan", "string",
     )  # fmt: skip
+    marked = False
 
     def __init__(self, table: JsonMembers, marks: Marks, closers: tuple[str, ...], *, unmarked: bool = False) -> None:
         super().__init__(marks, closers)
         self._table = table
         self._enders = enders(closers)
         self._unmarked = unmarked
-        self.phase = "open"
+        self.phase: Phase = "open"
         self.held = ""  # a key, name, id or scalar that is not whole yet
         self.key = ""
         self.before = ""  # arguments that came before the name
@@ -54,6 +86,7 @@ class MembersReader(Reader):
         self.given = False  # whether its arguments were met
         self.listed = False  # whether an array was opened
         self.count = 0  # of calls in it
+        self.depth = 0  # how many of the members that the name and the arguments stand within are open
         self.scan = JsonScan(closers)
         self.string = JsonString()
         self.rest = Rest(closers)
@@ -82,6 +115,7 @@ class MembersReader(Reader):
             self.status = "failed"
             return at
         self.phase, self.named, self.given, self.before, self.name, self.id = "member", False, False, "", "", None
+        self.depth = 0
         return at + 1
 
     def _next(self, text: str, at: int, sink: Sink) -> int:
@@ -104,7 +138,9 @@ class MembersReader(Reader):
             self._begin_string("key")
             return at + 1
         if text[at] == "}":
-            if not self.named:
+            if self.depth:
+                self.depth -= 1
+            elif not self.named:
                 self.status = "failed"
             else:
                 self._end()
@@ -132,7 +168,7 @@ class MembersReader(Reader):
         else:
             self.status = "failed"
 
-    def _begin_string(self, phase: str) -> None:
+    def _begin_string(self, phase: Phase) -> None:
         self.phase, self.held, self.string = phase, "", JsonString()
 
     def _string(self, text: str, at: int) -> tuple[int, str | None]:
@@ -167,13 +203,18 @@ class MembersReader(Reader):
             return at
         table, self.held = self._table, ""
         self.scan = JsonScan(self.closers)
-        if table.name is not None and self.key == table.name and text[at] == '"' and not self.name:
+        inner = self.depth == len(table.within)
+        if not inner and self.key == table.within[self.depth] and text[at] == "{":
+            self.depth, self.phase = self.depth + 1, "member"
+            return at + 1
+        if inner and table.name is not None and self.key == table.name and text[at] == '"' and not self.name:
             self._begin_string("name")
             return at + 1
         if table.id is not None and self.key == table.id and text[at] == '"' and self.id is None:
             self._begin_string("id")
             return at + 1
-        if not self.given and (self.key in table.arguments if table.name is not None else self.key == self.name):
+        named = self.key in table.arguments if table.name is not None else self.key == self.name
+        if inner and named and not self.given:
             if self._enders.may(text, at):
                 return at
             self.given = True
@@ -317,16 +358,17 @@ class MembersReader(Reader):
         return [
             self.phase, self.held, self.key, self.before, self.name, self.named, self.given, self.listed, self.count,
             self.id, self.scan.stack, self.scan.where, self.string.held, self.rest.held,
+            *([self.depth] if self.depth else ()),
         ]  # fmt: skip
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        (
-            self.phase, self.held, self.key, self.before, self.name, self.named, self.given, self.listed, self.count,
-            self.id, stack, where, string, rest,
-        ) = state  # fmt: skip
-        if self.phase not in PHASES:
-            raise ValueError("no such phase")
-        self.scan = JsonScan(self.closers, state=(stack, where))
-        self.string = JsonString(string)
-        self.rest = Rest(self.closers, rest)
+        now = checked(MembersState, state)
+        must("listed", self._table.array or not now.listed)
+        must("depth", now.depth <= len(self._table.within))
+        self.phase, self.held, self.key, self.before, self.name = now.phase, now.held, now.key, now.before, now.name
+        self.named, self.given, self.listed, self.count = now.named, now.given, now.listed, now.count
+        self.id, self.depth = now.id, now.depth
+        self.scan = JsonScan(self.closers, state=(now.stack, now.where))
+        self.string = JsonString(now.string)
+        self.rest = Rest(self.closers, now.rest)

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 from derender.formats.table import Typing
 from derender.parser.coerce import STRING, ToolSchemas, coerce, named_types
 from derender.parser.json_text import is_json, quoted
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
+from derender.parser.shape import Count, Plain, Shape, checked, must
 from derender.parser.sink import Sink
 from derender.parser.structure import Ahead, Structure, Verdict
+from derender.parser.typed import typed
 
 _BLANKS = re.compile(r"\s*")
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _ENTITY = re.compile(r"&(?:(lt|gt|amp|quot|apos)|#([0-9]{1,7})|#x([0-9a-fA-F]{1,6}));")
 _ENTITIES = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 _LONGEST_ENTITY = 10
-PHASES = frozenset(("between", "start", "value", "raw"))
-KINDS = frozenset(("", "text", "typed", "json", "wrapped"))
+Phase = Literal["between", "start", "value", "raw"]
+Kind = Literal["", "text", "typed", "json", "wrapped"]
+
+
+class ParametersState(Shape, frozen=True):
+    """The state of a `ParametersReader`."""
+
+    phase: Phase
+    tool: Plain
+    count: Count
+    seen: list[Plain]
+    key: Plain
+    kind: Kind
+    type: str
+    depth: Count
+    raw: bool
+    held: str
+    sectioned: bool
+
+    def __post_init__(self) -> None:
+        must("seen", len(set(self.seen)) == len(self.seen))
+        must("kind", bool(self.kind) or self.phase == "between")
 
 
 class ParametersReader(Reader):
@@ -52,11 +74,11 @@ class ParametersReader(Reader):
         self._schemas = schemas
         self.tool = tool
         self.sectioned = sectioned
-        self.phase = "between"
+        self.phase: Phase = "between"
         self.count = 0
-        self.seen: list[str] = []  # keys so far, of those that the tool has
+        self.seen: dict[str, None] = {}  # keys so far, of those that the tool has, in their order
         self.key = ""
-        self.kind = ""  # "text": given out as it comes; "typed": by the schema; "json"; "wrapped": all arguments
+        self.kind: Kind = ""  # "text": given out as it comes; "typed": by the schema; "json"; "wrapped": all arguments
         self.type = ""  # what the opener says of the type
         self.depth = 0  # openers in this value that are data and whose closers are to come
         self.raw = False  # whether the value has a raw part: what is around it is framing
@@ -108,7 +130,7 @@ class ParametersReader(Reader):
             self.kind = "wrapped"
             return
         if key in known and key not in self.seen:
-            self.seen.append(key)
+            self.seen[key] = None
         self._begin_argument(sink)
 
     def _begin_argument(self, sink: Sink) -> None:
@@ -254,22 +276,25 @@ class ParametersReader(Reader):
             self._say(rest, sink)
             sink.arguments('"')
             return
-        text = self.marks.spell(held)
-        if self._table.newline:
-            text = text.removesuffix("\n")
-        elif self._table.trim and not self.raw:
-            text = text.strip()
-        if self._table.xml and not self.raw:
-            text = _decoded(text)
+        text = self._unframed(held)
         if self.kind == "wrapped":
             if last and self._unwrap(text, sink):
                 return
             self.kind = "json" if self._table.typing is not Typing.SCHEMA else "typed"
             self._begin_argument(sink)
         if self.kind == "json":
-            sink.arguments(text.strip() if is_json(text) else quoted(text))
+            sink.arguments(typed(text, self._table.typing, self._types()))
         else:
             sink.arguments(coerce(text, self._types()))
+
+    def _unframed(self, held: str) -> str:
+        """A whole value as text."""
+        text = self.marks.spell(held)
+        if self._table.newline:
+            text = text.removesuffix("\n")
+        elif self._table.trim and not self.raw:
+            text = text.strip()
+        return _decoded(text) if self._table.xml and not self.raw else text
 
     def _unwrap(self, text: str, sink: Sink) -> bool:
         """Give a lone parameter's object as the call's arguments, if all its keys are parameters of the tool."""
@@ -289,20 +314,18 @@ class ParametersReader(Reader):
     def state(self) -> list[Any]:
         """For the snapshot."""
         return [
-            self.phase, self.tool, self.count, self.seen, self.key, self.kind, self.type, self.depth, self.raw,
+            self.phase, self.tool, self.count, list(self.seen), self.key, self.kind, self.type, self.depth, self.raw,
             "".join(self.held), self.sectioned,
         ]  # fmt: skip
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        phase, tool, count, seen, key, kind, type_, depth, raw, held, sectioned = state
-        if phase not in PHASES or kind not in KINDS:
-            raise ValueError("no such phase")
-        if not isinstance(seen, list) or not all(isinstance(one, str) for one in (*seen, tool, key, type_, held)):
-            raise ValueError("no keys")
-        self.phase, self.tool, self.count, self.seen, self.key = phase, tool, int(count), seen, key
-        self.kind, self.type, self.depth, self.raw, self.sectioned = kind, type_, int(depth), bool(raw), bool(sectioned)
-        self.held = [held] if held else []
+        now = checked(ParametersState, state)
+        must("raw", self._table.xml or not now.raw)
+        self.phase, self.tool, self.count, self.seen = now.phase, now.tool, now.count, dict.fromkeys(now.seen)
+        self.key, self.kind, self.type, self.depth = now.key, now.kind, now.type, now.depth
+        self.raw, self.sectioned = now.raw, now.sectioned
+        self.held = [now.held] if now.held else []
 
 
 def _decoded(text: str) -> str:

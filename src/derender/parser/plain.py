@@ -31,9 +31,9 @@ class PlainParser:
         """The state: whether a leading blank is still dropped, then the bytes of an unfinished character."""
         return [self._detokenizer.strips_blank, *self._detokenizer.pending]
 
-    def restore(self, state: list[Any]) -> None:
+    def restore(self, state: Any) -> None:
         """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
-        if not state or type(state[0]) is not bool:
+        if not isinstance(state, list) or not state or type(state[0]) is not bool:
             raise ValueError("not a parser's state")
         self._detokenizer.restore(strip_blank=state[0], pending=state[1:])
 

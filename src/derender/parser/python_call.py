@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from derender.formats.table import PythonCall
 from derender.parser.json_scan import enders
@@ -11,11 +11,13 @@ from derender.parser.json_text import quoted
 from derender.parser.marks import Marks
 from derender.parser.python_text import escape, literal
 from derender.parser.reader import Reader
+from derender.parser.shape import Shape, checked, must
 from derender.parser.sink import Sink
 
-_PHASES = frozenset(
-    ("open", "next", "name", "parenthesis", "argument", "key", "equals", "value", "quote", "string", "scalar", "colon")
-) | {"item", "entry", "after"}
+Phase = Literal[
+    "open", "next", "name", "parenthesis", "argument", "key", "equals", "value", "quote", "string", "scalar", "colon",
+    "item", "entry", "after",
+]  # fmt: skip
 _BLANKS = re.compile(r"\s*")
 _SEPARATORS = re.compile(r"[\s,;]*")
 _WORD = re.compile(r"[\w.\-]*")
@@ -24,6 +26,37 @@ _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _LONGEST_WORD = 256
 _LONGEST_SCALAR = 4096
 _DEEPEST = 128
+_QUOTE = re.compile(r"""r?(?:"|'|\"{3}|'{3})""")
+
+
+class PythonCallState(Shape, frozen=True):
+    """The state of a `PythonCallReader`."""
+
+    phase: Phase
+    name: str
+    key: str
+    held: str
+    stack: str
+    quote: str
+    any: bool
+    begun: bool
+    fresh: bool
+    entry: bool
+
+    def __post_init__(self) -> None:
+        phase, held, top = self.phase, self.held, self.stack[-1:]
+        must("name", _WORD.fullmatch(self.name) is not None)
+        must("key", _WORD.fullmatch(self.key) is not None)
+        if phase in ("name", "parenthesis", "key", "equals"):
+            must("held", _WORD.fullmatch(held) is not None)
+        must("stack", len(self.stack) <= _DEEPEST and not self.stack.strip("[({"))
+        if phase in ("item", "entry"):
+            must("stack", bool(top) and (phase == "entry") == (top == "{"))
+        must("entry", not self.entry or top == "{")
+        if phase == "quote":
+            must("quote", self.quote in ("", "r"))
+        elif phase == "string":
+            must("quote", _QUOTE.fullmatch(self.quote) is not None)
 
 
 class PythonCallReader(Reader):
@@ -47,7 +80,7 @@ class PythonCallReader(Reader):
         ends = "".join(f"|{re.escape(text)}" for text in sorted(closers, key=len, reverse=True))
         self._scalar_ends = re.compile(r"[,()\[\]{}\"':=]" + ends)
         self._out: list[str] = []
-        self.phase = "open"
+        self.phase: Phase = "open"
         self.name = ""
         self.key = ""
         self.held = ""  # a word or scalar that is not whole yet
@@ -102,7 +135,7 @@ class PythonCallReader(Reader):
             self.phase, self.held = "name", ""
         return at
 
-    def _word(self, text: str, at: int, then: str) -> int:
+    def _word(self, text: str, at: int, then: Phase) -> int:
         """A name or key."""
         end = _WORD.match(text, at).end()  # type: ignore[union-attr]
         self.held += text[at:end]
@@ -328,16 +361,6 @@ class PythonCallReader(Reader):
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        phase, name, key, held, stack, quote, *flags = state
-        if not all(isinstance(one, str) for one in (name, key, held, stack, quote)):
-            raise ValueError("no texts")
-        if (
-            phase not in _PHASES
-            or set(stack) - set("[({")
-            or (phase == "string" and quote.lstrip("r")[:1] not in _STOPS)
-        ):
-            raise ValueError("no such phase")
-        if phase in ("item", "entry") and not stack:
-            raise ValueError("no bracket")
-        self.phase, self.name, self.key, self.held, self.stack, self.quote = phase, name, key, held, stack, quote
-        self.any, self.begun, self.fresh, self.entry = map(bool, flags)
+        now = checked(PythonCallState, state)
+        self.phase, self.name, self.key, self.held, self.stack = now.phase, now.name, now.key, now.held, now.stack
+        self.quote, self.any, self.begun, self.fresh, self.entry = now.quote, now.any, now.begun, now.fresh, now.entry

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from derender.parser.marks import Marks, Partial
+from derender.parser.marks import Marks
 from derender.parser.sink import Sink
 
 
@@ -17,12 +17,14 @@ class Reader:
     output ends with the text that is fed.
     """
 
-    __slots__ = ("closers", "ended", "id", "marks", "over", "partial", "status")
+    __slots__ = ("closers", "ended", "id", "marks", "over", "status")
+
+    marked: ClassVar[bool] = True
+    """Whether texts of its state may have marker characters."""
 
     def __init__(self, marks: Marks, closers: tuple[str, ...]) -> None:
         self.marks = marks
         self.closers = closers
-        self.partial = Partial(closers)
         self.status: Literal["open", "done", "broken", "failed"] = "open"
         self.ended = False
         self.over = False
@@ -44,5 +46,5 @@ class Reader:
         raise NotImplementedError
 
     def restore(self, state: list[Any]) -> None:
-        """The inverse of `state`; raises ValueError or TypeError for what it cannot have given."""
+        """The inverse of `state`; raises ValueError for what it cannot have given, or a later push could not bear."""
         raise NotImplementedError

@@ -10,6 +10,23 @@ import json
 from typing import Any
 
 from derender.parser.events import Event, ToolCallArguments, ToolCallBegin, ToolCallEnd
+from derender.parser.shape import Count, Shape, checked, must
+
+
+class SinkState(Shape, frozen=True):
+    """The state of a `Sink`; no text in it has a marker character."""
+
+    index: Count
+    name: str | None
+    id: str | None
+    held: str
+    given: bool
+    silent: bool
+    ended: Count
+
+    def __post_init__(self) -> None:
+        must("ended", self.ended <= self.index)
+        must("name", self.name is not None or not (self.id or self.held or self.given or self.silent))
 
 
 class Sink:
@@ -44,8 +61,6 @@ class Sink:
         """The next characters of the arguments."""
         if not text or self._silent:
             return
-        if type(text) is not str:
-            raise TypeError("arguments are text")  # of a snapshot that nobody made
         self.given = True
         if self.complete:
             self._held.append(text)
@@ -88,20 +103,12 @@ class Sink:
         """For the snapshot."""
         return [self.index, self.name, self.id, "".join(self._held), self.given, self._silent, self.ended]
 
-    def restore(self, state: list[Any]) -> None:
+    def restore(self, state: Any) -> None:
         """The inverse of `state`; raises ValueError."""
-        index, name, identity, held, given, silent, ended = state
-        if not (_is_count(index) and _is_count(ended) and isinstance(held, str)):
-            raise ValueError("not a call's state")
-        if not (isinstance(name, str | None) and isinstance(identity, str | None)):
-            raise ValueError("not a call's state")
-        self.index, self.name, self.id, self.ended = index, name, identity, ended
-        self.given, self._silent = bool(given), bool(silent)
-        self._held = [held] if held else []
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
+        now = checked(SinkState, state)
+        self.index, self.name, self.id, self.ended = now.index, now.name, now.id, now.ended
+        self.given, self._silent = now.given, now.silent
+        self._held = [now.held] if now.held else []
 
 
 def _is_json(text: str) -> bool:

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from derender.parser.coerce import ToolSchemas
 from derender.parser.compiled import CompiledFormat
 from derender.parser.events import ContentText, Event, ReasoningText
-from derender.parser.marks import Lexer, pack, unpack
+from derender.parser.marks import Lexer, pack, unpack, unpack_text
 from derender.parser.reader import Reader
+from derender.parser.shape import Plain, Shape, checked, must
 from derender.parser.sink import Sink
 from derender.tokenizer.detokenizer import unfinished
 
 HEADER = "header:"
-PLACES = frozenset(
-    ("content", "reasoning", "section", "header", "body", "close", "junk", "noise", "message", "skipped")
-)
+Place = Literal["content", "reasoning", "section", "header", "body", "close", "junk", "noise", "message", "skipped"]
+
+
+class ParserSnapshot(Shape, frozen=True):
+    """The members of a `ParserState`. Packed texts, and what has a shape of its own, are of any type here."""
+
+    where: Place
+    region: Literal["content", "reasoning"]
+    grammar: Annotated[int, Meta(ge=-1)]
+    sectioned: bool
+    text: Any
+    raw: Any
+    opener: Any
+    space: str
+    said: bool
+    content: bool
+    answer: bool
+    calls: bool
+    prefix: bool
+    off: Annotated[int, Meta(ge=0, le=2)]
+    sink: Any
+    reader: Any
+    tool: Plain
+    strip: bool
+    pending: Annotated[list[Annotated[int, Meta(ge=0, le=255)]], Meta(max_length=3)]
+
+    def __post_init__(self) -> None:
+        must("sectioned", self.sectioned or self.where != "section")
+        # Older states have the reader behind its body, too.
+        must("reader", self.where == "close" or (self.reader is not None) == (self.where == "body"))
+        must("tool", not self.tool or self.where in ("body", "close"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +84,7 @@ class ParserState:
         )
         self._events: list[Event] = []
         self._sink = Sink(self._events, complete=options.complete)
-        self._where = options.start if compiled.chain is None else "message"
+        self._where: str = options.start if compiled.chain is None else "message"
         self._grammar = -1
         self._sectioned = False  # whether the call in work stands in a section
         self._region = "content"  # the region that a call which proves to be none falls back to
@@ -67,9 +98,7 @@ class ParserState:
         self._content = False  # whether there was any content at all
         self._answer = False  # whether the markers of an answer were opened
         self._calls = compiled.chain is None  # whether the format's own calls may stand in this content
-        reasoning = compiled.table.reasoning
-        thinks = compiled.chain is None and reasoning is not None and reasoning.start == "reasoning"
-        self._off = int(thinks and options.start == "content")
+        self._off = int(compiled.switchable and options.start == "content")
         """Whether thinking was turned off for this output (1), so that its markers are text; 2 behind an opener."""
         self._has_prefix = compiled.table.reasoning is not None and bool(compiled.table.reasoning.prefix)
         self._prefix = self._has_prefix  # whether the text that begins reasoning may still come
@@ -108,33 +137,54 @@ class ParserState:
 
     def restore(self, state: Any) -> None:
         """Go on from a snapshot. Raises ValueError for one that this parser cannot have made."""
-        try:
-            where, region, grammar, sectioned, text, raw, opener, space, said, content, *more = state
-            answer, calls, prefix, off, sink, reader, tool, strip, pending = more
-            if where not in PLACES or not -1 <= grammar < len(self._compiled.grammars):
-                raise ValueError("no such place")
-            if where in ("message", "skipped") and self._compiled.chain is None:
-                raise ValueError("no messages in this format")
-            if region not in ("content", "reasoning"):
-                raise ValueError("no such region")
-            self._where, self._region, self._grammar, self._sectioned = where, region, grammar, bool(sectioned)
-            self._text, self._raw, self._space = str(unpack(text)), str(unpack(raw)), str(space)
-            self._opener = str(unpack(opener))
-            self._said, self._content, self._calls = bool(said), bool(content), bool(calls)
-            self._prefix = bool(prefix) and self._has_prefix
-            self._answer, self._off = bool(answer), int(off)
-            self._sink.restore(unpack(sink))
-            if reader is not None:
-                if grammar < 0:
-                    raise ValueError("a reader without a grammar")
-                self._reader = self._compiled.grammars[grammar].reader(self._marks, self._schemas, tool=str(tool))
-                self._reader.restore(unpack(reader))
-            elif where == "body":
-                raise ValueError("no reader")
-            self._lexer.strip = bool(strip)
-            self._lexer.pending = unfinished(pending)
-        except (TypeError, IndexError, AttributeError, OverflowError) as error:
-            raise ValueError("not a parser's state") from error
+        now = checked(ParserSnapshot, state)
+        compiled, codes = self._compiled, len(self._marks.spelled)
+        must("grammar", now.grammar < len(compiled.grammars))
+        grammar = compiled.grammars[now.grammar] if now.grammar >= 0 else None
+        at_call = grammar is not None and (now.where in grammar.places or now.where == "section")
+        must("where", at_call or now.where in compiled.places)
+        must("region", now.region in compiled.places)
+        must("sectioned", compiled.sections or not now.sectioned)
+        must("calls", now.calls or compiled.chain is not None)
+        must("prefix", self._has_prefix or not now.prefix)
+        must("off", compiled.switchable or not now.off)
+        must("space", self._holds(now.space))
+        self._where, self._region, self._grammar, self._sectioned = now.where, now.region, now.grammar, now.sectioned
+        self._text, self._raw = unpack_text(now.text, codes), unpack_text(now.raw, codes)
+        self._space, self._said, self._content, self._answer = now.space, now.said, now.content, now.answer
+        self._calls, self._prefix, self._off = now.calls, now.prefix, now.off
+        self._sink.restore(unpack(now.sink, 0))
+        must("sink", self._sink.name is None or now.where in ("header", "body", "close"))
+        self._opener = self._checked_opener(unpack_text(now.opener, codes))
+        self._reader = None
+        if grammar is not None and now.where == "body":
+            reader = grammar.reader(self._marks, self._schemas, tool=now.tool)
+            reader.restore(unpack(now.reader, codes if reader.marked else 0))
+            must("tool", now.tool == getattr(reader, "tool", ""))
+            self._reader = reader
+        self._lexer.strip = now.strip
+        self._lexer.pending = unfinished(now.pending)
+
+    def _holds(self, space: str) -> bool:
+        """Whether this may be held back: white space, what stands between calls, the beginning of a prefix."""
+        if not space or space.isspace() or not space.strip(self._compiled.between):
+            return True
+        reasoning = self._compiled.table.reasoning
+        return reasoning is not None and reasoning.prefix.startswith(space)
+
+    def _checked_opener(self, opener: str) -> str:
+        """The opener, which is to be found again in what the model wrote, where the call may yet prove to be another's.
+
+        Raises ValueError.
+        """
+        must("opener", opener in self._compiled.openers)
+        named, complete = self._sink.name is not None, self._options.complete
+        if self._where == "body" and named and not complete:
+            return ""  # what was given out is not read another way; older states have it
+        unsure = self._where in ("header", "body") or (self._where == "close" and named and complete)
+        if unsure and (self._grammar, opener) in self._compiled.others:
+            must("raw", opener in self._raw)
+        return opener
 
     # ------------------------------------------------------------------------------------------ giving out text
 

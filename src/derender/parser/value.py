@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from derender.formats.table import JsonValue
-from derender.parser.json_scan import JsonScan, Rest, enders
+from derender.parser.json_scan import JsonScan, Rest, ScanPlace, enders
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
+from derender.parser.shape import Shape, checked
 from derender.parser.sink import Sink
 
-_PHASES = frozenset(("open", "fenced", "value", "rest"))
+Phase = Literal["open", "fenced", "value", "rest"]
+
+
+class ValueState(Shape, frozen=True):
+    """The state of a `ValueReader`."""
+
+    phase: Phase
+    stack: str
+    where: ScanPlace
+    rest: str
+
+    def __post_init__(self) -> None:
+        JsonScan.check(self.stack, self.where)
+        Rest.check(self.rest)
 
 
 class ValueReader(Reader):
@@ -21,12 +35,13 @@ class ValueReader(Reader):
     """
 
     __slots__ = ("_enders", "_fence", "phase", "rest", "scan")
+    marked = False
 
     def __init__(self, table: JsonValue, marks: Marks, closers: tuple[str, ...]) -> None:
         super().__init__(marks, closers)
         self._fence = marks.literal(table.fence[0])
         self._enders = enders(closers)
-        self.phase = "open"
+        self.phase: Phase = "open"
         self.scan = JsonScan(closers)
         self.rest = Rest(closers)
 
@@ -78,8 +93,7 @@ class ValueReader(Reader):
 
     def restore(self, state: list[Any]) -> None:
         """The inverse of `state`."""
-        self.phase, stack, where, held = state
-        if self.phase not in _PHASES:
-            raise ValueError("no such phase")
-        self.scan = JsonScan(self.closers, state=(stack, where))
-        self.rest = Rest(self.closers, held)
+        now = checked(ValueState, state)
+        self.phase = now.phase
+        self.scan = JsonScan(self.closers, state=(now.stack, now.where))
+        self.rest = Rest(self.closers, now.rest)
