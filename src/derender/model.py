@@ -124,6 +124,7 @@ class Model:
                 auto_tool_choice=settings.enable_auto_tool_choice,
                 has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
+                ends_turn=self._ends_turn,
                 tool_constraint=ToolConstraints(
                     table,
                     level=settings.tool_strict_level,
@@ -162,6 +163,14 @@ class Model:
         del source
         trim_memory()
         return model
+
+    def _ends_turn(self, token: int) -> bool:
+        """Whether an id ends an output."""
+        if token in self.eos_token_ids:
+            return True
+        ends = self.formats.table.end_of_turn if self.formats is not None else ()
+        known = bool(ends) and self.tokenizer.knows(token)
+        return known and self.tokenizer.piece(token).decode(errors="replace") in ends
 
     @property
     def unknown_ids(self) -> int:

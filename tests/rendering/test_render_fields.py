@@ -27,7 +27,8 @@ COMMON: dict[str, Any] = {
     "truncation_side": "right", "prompt_logprobs": 1, "logprob_token_ids": [1], "allowed_token_ids": [1],
     "bad_words": ["x"], "echo": True, "structured_outputs": {"regex": "x"}, "priority": 1, "request_id": "other",
     "session_id": "s", "return_tokens_as_token_ids": True, "return_token_ids": True, "routed_experts_prompt_start": 1,
-    "return_token_offsets": True, "mm_payload": "none", "return_mm_kwargs": False, "cache_salt": "s",
+    "return_token_offsets": True,
+    "return_block_hashes": True, "mm_payload": "none", "return_mm_kwargs": False, "cache_salt": "s",
     "kv_transfer_params": {"a": 1}, "ec_transfer_params": {"a": 1}, "vllm_xargs": {"a": 1},
     "repetition_detection": {"max_pattern_size": 2, "min_count": 2}, "stream_interval": 2, "thinking_token_budget": 5,
 }  # fmt: skip
@@ -38,6 +39,8 @@ CHAT: dict[str, Any] = COMMON | {
     "add_special_tokens": True, "documents": [{"text": "x"}], "chat_template": "x",
     "chat_template_kwargs": {"enable_thinking": True}, "media_io_kwargs": {"image": {}},
     "mm_processor_kwargs": {"a": 1}, "return_prompt_text": True,
+    "return_message_spans": True,
+    "return_loss_mask": True,
 }  # fmt: skip
 TEXT: dict[str, Any] = COMMON | {
     "prompt": "other", "suffix": "x", "prompt_embeds": "AA", "add_special_tokens": False,

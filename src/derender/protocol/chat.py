@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from derender.protocol.common import (
+    BlockHashOptions,
     Int64,
     Json,
     NonNegative,
@@ -113,6 +114,9 @@ class ChatCompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts_prompt_start: NonNegative = 0
     return_token_offsets: bool | None = False
     return_prompt_text: bool | None = None
+    return_message_spans: bool | None = None
+    return_loss_mask: bool | None = None
+    return_block_hashes: BlockHashOptions | bool | None = None
     mm_payload: Literal["tensors", "none"] = "tensors"
     return_mm_kwargs: bool | None = None
     cache_salt: str | None = None

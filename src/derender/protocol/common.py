@@ -55,6 +55,18 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class BlockHashOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt's blocks are hashed: as vLLM's prefix cache does with these settings of the engine.
+
+    `block_size`: tokens. `algorithm`: the engine's `--prefix-caching-hash-algo`. `seed`: its `PYTHONHASHSEED`, or what
+    vLLM takes where there is none.
+    """
+
+    block_size: Annotated[int, Meta(ge=1, le=65536)] = 16
+    algorithm: Literal["sha256", "sha256_cbor"] = "sha256"
+    seed: Annotated[str, Meta(max_length=128)] = "vllm-none-hash"
+
+
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the output. At most one of json, regex, choice (and grammar, json_object, structural_tag)."""
 

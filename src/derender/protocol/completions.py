@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from derender.protocol.common import (
+    BlockHashOptions,
     Int64,
     Json,
     NonNegative,
@@ -71,6 +72,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     routed_experts_prompt_start: NonNegative = 0
     return_token_offsets: bool | None = False
+    return_block_hashes: BlockHashOptions | bool | None = None
     mm_payload: Literal["tensors", "none"] = "tensors"
     return_mm_kwargs: bool | None = None
     cache_salt: str | None = None

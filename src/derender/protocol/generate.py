@@ -117,6 +117,27 @@ class ParseContext(msgspec.Struct, frozen=True, kw_only=True):
     history_tool_call_cnt: int = 0
 
 
+SpanPart = Literal["content", "reasoning", "tool_calls", "scaffold"]
+
+
+class MessageSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a prompt, from `start` to before `end`, that come from one message's text; `scaffold` is what the
+    template wrote around texts, then `message` is null where it belongs to none, or that cannot be told."""
+
+    start: int
+    end: int
+    message: int | None
+    part: SpanPart
+
+
+class BlockHashes(msgspec.Struct, frozen=True, kw_only=True):
+    """Hashes of a prompt's whole blocks, in order, in hexadecimal digits."""
+
+    block_size: int
+    algorithm: Literal["sha256", "sha256_cbor"]
+    hashes: list[str]
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids and sampling parameters: render's output, generate's input.
 
@@ -143,6 +164,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     ec_transfer_params: Json | None = None
     parse_context: ParseContext | UnsetType | None = UNSET
     prompt_text: str | UnsetType = UNSET
+    message_spans: list[MessageSpan] | UnsetType = UNSET
+    loss_mask: list[int] | UnsetType = UNSET
+    block_hashes: BlockHashes | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.cache_salt is not None and not valid_cache_salt(self.cache_salt):

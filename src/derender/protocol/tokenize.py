@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from derender.protocol.chat import Tool
-from derender.protocol.common import Json, TokenId
+from derender.protocol.common import BlockHashOptions, Json, TokenId
+from derender.protocol.generate import BlockHashes, MessageSpan
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,13 +24,25 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
     tools: list[Tool] | None = None
+    return_prompt_text: bool | None = None
+    return_token_offsets: bool | None = None
+    return_message_spans: bool | None = None
+    return_loss_mask: bool | None = None
+    return_block_hashes: BlockHashOptions | bool | None = None
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The ids. What stands behind `token_strs` is there where it was asked for, as in a `GenerateRequest`."""
+
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+    prompt_text: str | UnsetType = UNSET
+    token_offsets: list[tuple[int, int]] | UnsetType = UNSET
+    message_spans: list[MessageSpan] | UnsetType = UNSET
+    loss_mask: list[int] | UnsetType = UNSET
+    block_hashes: BlockHashes | UnsetType = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from derender.protocol.chat import Tool
 from derender.protocol.common import Json
+from derender.protocol.errors import BadRequest
 from derender.rendering.model import RenderModel
+from derender.template.jinja import ChatTemplate
 from derender.template.limited import render_limited
 from derender.template.messages import filter_template_kwargs, normalize_messages, requested_template
 from derender.template.source import TemplateSet
+from derender.template.tracking import GENERATION_MARKS, Tracked, Untrackable, track
 
 TEMPLATE_SECONDS = 30.0
 """What a template that came with a request may take (vLLM's VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT)."""
@@ -26,6 +29,80 @@ _MEDIA_KEYS = frozenset(
 _TEXT_TYPES = frozenset({"input_text", "output_text", "refusal", "text", "thinking", "tool_reference"})
 
 
+class Chat(Protocol):
+    """A chat as its template is given it."""
+
+    @property
+    def messages(self) -> Sequence[Json]:
+        """The messages, normalised."""
+
+    def text(self) -> str:
+        """The prompt. Raises BadRequest for whatever makes the template fail."""
+
+    def text_of(self, messages: Sequence[Json], *, add_generation_prompt: bool) -> str:
+        """The prompt of other messages in the same surroundings. Raises BadRequest."""
+
+    def tracked(self) -> Tracked:
+        """The prompt, and where in it the messages' texts stand. Raises BadRequest, also for texts with noncharacters,
+        which the places are found by."""
+
+
+class OwnChat:
+    """A chat for the model's own template."""
+
+    __slots__ = ("_options", "_template", "messages")
+
+    def __init__(self, template: ChatTemplate, messages: list[Json], options: Json) -> None:
+        self.messages = messages
+        self._template = template
+        self._options = options
+
+    def text(self) -> str:
+        return self._template.render(self.messages, **self._options)
+
+    def text_of(self, messages: Sequence[Json], *, add_generation_prompt: bool) -> str:
+        changed = {"add_generation_prompt": add_generation_prompt, "continue_final_message": False}
+        return self._template.render(messages, **{**self._options, **changed})
+
+    def tracked(self) -> Tracked:
+        template, options = self._template, self._options
+        if template.generation:
+            options = {**options, "generation_marks": GENERATION_MARKS}
+        try:
+            return track(
+                self.messages,
+                render=lambda messages: template.render(messages, **options),
+                constants=template.constants,
+                generation=template.generation,
+            )
+        except Untrackable as error:
+            raise BadRequest(f"spans and masks cannot be given: {error}", param="messages") from None
+
+
+class ForeignChat:
+    """A chat with a template of the request's own, which runs under limits in a process of its own."""
+
+    __slots__ = ("_options", "_source", "messages")
+
+    def __init__(self, source: str, messages: Sequence[Json], options: Json) -> None:
+        self.messages = messages
+        self._source = source
+        self._options = options
+
+    def text(self) -> str:
+        return render_limited(self._source, self.messages, **self._options)
+
+    def text_of(self, messages: Sequence[Json], *, add_generation_prompt: bool) -> str:
+        raise _only_own()
+
+    def tracked(self) -> Tracked:
+        raise _only_own()
+
+
+def _only_own() -> BadRequest:
+    return BadRequest("spans and masks are given for the model's own chat template only", param="chat_template")
+
+
 class Conversation:
     """Renders the chats of one model to text. Safe to use from several threads."""
 
@@ -39,7 +116,12 @@ class Conversation:
             None if model.content_format == "auto" else model.content_format
         )
 
-    def text(
+    def text(self, messages: Sequence[Json], *, tools: list[Json] | None, **options: Any) -> str:
+        """The prompt; `options` are those of `chat`. Raises BadRequest or InvalidBody for whatever the messages or the
+        template make fail."""
+        return self.chat(messages, tools=tools, **options).text()
+
+    def chat(
         self,
         messages: Sequence[Json],
         *,
@@ -50,25 +132,27 @@ class Conversation:
         reasoning_effort: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-    ) -> str:
-        """The prompt. Raises BadRequest or InvalidBody for whatever the messages or the template make fail."""
+    ) -> Chat:
+        """The chat, for the model's template or its own. Raises BadRequest or InvalidBody."""
         if chat_template or kwargs:
             source = requested_template(chat_template or None, kwargs, trusted=self._model.trust_request_chat_template)
             if source:
-                return render_limited(
+                return ForeignChat(
                     source,
                     messages,
-                    model_name=self._model.name,
-                    seconds=TEMPLATE_SECONDS,
-                    max_chars=self._max_chars,
-                    tools=tools,
-                    documents=documents,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    special_tokens=self._special_tokens,
-                    template_kwargs=kwargs,
-                    defaults=self._defaults,
-                    reasoning_effort=reasoning_effort,
+                    {
+                        "model_name": self._model.name,
+                        "seconds": TEMPLATE_SECONDS,
+                        "max_chars": self._max_chars,
+                        "tools": tools,
+                        "documents": documents,
+                        "add_generation_prompt": add_generation_prompt,
+                        "continue_final_message": continue_final_message,
+                        "special_tokens": self._special_tokens,
+                        "template_kwargs": kwargs,
+                        "defaults": self._defaults,
+                        "reasoning_effort": reasoning_effort,
+                    },
                 )
         template = self._templates.pick(tools is not None)
         normal = normalize_messages(
@@ -77,22 +161,21 @@ class Conversation:
             developer_role=template.developer_role,
             model_name=self._model.name,
         )
-        variables = filter_template_kwargs(
+        options: Json = filter_template_kwargs(
             kwargs,
             template=template,
             defaults=self._defaults,
             reasoning_effort=reasoning_effort,
             trusted=self._model.trust_request_chat_template,
         )
-        return template.render(
-            normal,
+        options.update(
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             special_tokens=self._special_tokens,
-            **variables,
         )
+        return OwnChat(template, normal, options)
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[Json]:

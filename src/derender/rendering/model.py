@@ -52,6 +52,9 @@ class RenderModel:
     start_region: Callable[[Sequence[int], Mapping[str, Any]], str | None] | None = None
     """In which region ("reasoning" or "content") the output of a prompt begins; None where there is no reasoning."""
 
+    ends_turn: Callable[[int], bool] = lambda token: False
+    """Whether an id ends an output: an end-of-sequence id, or a token that the output format ends a turn with."""
+
     tool_constraint: ToolConstraint = json_tool_constraint
     """Asked only where there is a tool parser and the request has tools."""
 

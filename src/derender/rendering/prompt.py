@@ -5,9 +5,9 @@ A text is held against a bound on its characters before it is tokenized, then it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from derender.protocol.errors import InvalidBody
@@ -22,11 +22,14 @@ Offsets = list[tuple[int, int]]
 class Prompt:
     """Token ids and, where they were asked for, the (start, end) of each in characters of the text.
 
-    A special token that the tokenizer adds has the offsets (0, 0).
+    A special token that the tokenizer adds has the offsets (0, 0). Of a prompt that was truncated, `whole` is what it
+    was, and `cut` cuts what runs parallel to the ids of that.
     """
 
     ids: list[int]
     offsets: Offsets | None = None
+    whole: Prompt | None = None
+    cut: Callable[[list[Any]], list[Any]] = list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +78,15 @@ class PromptEncoder:
         truncation: Truncation | None = None,
         offsets: bool = False,
         one_bos: bool = False,
+        bounded: bool = True,
     ) -> Prompt:
-        """The ids of a text. `one_bos`: the text may begin with a BOS of its own, and gets no second one.
+        """The ids of a text. `one_bos`: the text may begin with a BOS of its own, and gets no second one. `bounded`:
+        the context bounds it.
 
         Raises BadRequest for a text that is too long for the context, also once it is truncated.
         """
         skipped = 0
-        if len(text) > self.max_chars:
+        if bounded and len(text) > self.max_chars:
             if truncation is None:
                 raise refuse(
                     f"This model's maximum context length is {self._max_ids} tokens. However, your prompt contains "
@@ -105,16 +110,14 @@ class PromptEncoder:
         if one_bos and add_special_tokens and self._has_two_bos(ids):
             ids = ids[1:]
             spans = spans and spans[1:]
-        if truncation is not None and truncation.limit < len(ids):
-            ids = self._cut(ids, truncation, framed=add_special_tokens)
-            spans = spans and self._cut(spans, truncation, framed=add_special_tokens)
-        self.check_length(ids)
-        return Prompt(ids, spans)
-
-    def ids_of(self, text: str, *, add_special_tokens: bool, one_bos: bool = False) -> list[int]:
-        """The ids of a text of any length."""
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ids[1:] if one_bos and add_special_tokens and self._has_two_bos(ids) else ids
+        if truncation is None or truncation.limit >= len(ids):
+            if bounded:
+                self.check_length(ids)
+            return Prompt(ids, spans)
+        cut = partial(self._cut, truncation=truncation, framed=add_special_tokens)
+        prompt = Prompt(cut(ids), spans and cut(spans), Prompt(ids, spans), cut)
+        self.check_length(prompt.ids)
+        return prompt
 
     def _has_two_bos(self, ids: Sequence[int]) -> bool:
         """Whether a template wrote a BOS and the tokenizer put another one before it."""
@@ -124,7 +127,7 @@ class PromptEncoder:
         """The prompt of ids that the caller gives, not copied unless they are cut. Raises BadRequest."""
         self.check_ids(ids, place=place)
         if truncation is not None and truncation.limit < len(ids):
-            ids = self._cut(ids, truncation, framed=False)
+            ids = self._cut(ids, truncation=truncation, framed=False)
         self.check_length(ids)
         return Prompt(ids)
 
@@ -167,7 +170,7 @@ class PromptEncoder:
             )
         return room
 
-    def _cut(self, entries: list[Any], truncation: Truncation, *, framed: bool) -> list[Any]:
+    def _cut(self, entries: list[Any], *, truncation: Truncation, framed: bool) -> list[Any]:
         """Ids, or what runs parallel to them, cut to the limit, which they exceed."""
         limit = truncation.limit
         if truncation.side == "right":

@@ -6,7 +6,7 @@ import os
 from random import Random
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from derender.protocol.chat import ChatCompletionRequest, NamedToolChoice
 from derender.protocol.codec import encode
@@ -16,6 +16,7 @@ from derender.protocol.errors import BadRequest, InvalidBody
 from derender.protocol.generate import GenerateRequest, ParseContext, ReasoningParserKwargs, SamplingParams
 from derender.protocol.tokenize import TokenizeRequest, TokenizeResponse
 from derender.rendering.conversation import Conversation, count_tool_calls, has_media, tool_dicts
+from derender.rendering.extras import chat_prompt, hashed, hashes
 from derender.rendering.model import RenderModel
 from derender.rendering.prompt import Prompt, PromptEncoder, completion_prompts
 from derender.rendering.refusal import refuse
@@ -85,36 +86,32 @@ class Renderer:
             params["skip_special_tokens"] = False  # markers of calls may be special tokens
 
         tools = tool_dicts(request.tools) if request.tools else None
-        prompt_text: str | UnsetType = UNSET
-        if reused is not None:
-            prompt = self._reused_prompt(reused)
-            if request.return_prompt_text:
-                prompt_text = model.tokenizer.decode(prompt.ids)
-        else:
-            text = self._conversation.text(
-                request.messages,
-                tools=None if choice == "none" and model.exclude_tools_when_tool_choice_none else tools,
-                documents=request.documents,
-                chat_template=request.chat_template,
-                kwargs=request.chat_template_kwargs,
-                reasoning_effort=request.reasoning_effort,
-                add_generation_prompt=request.add_generation_prompt is not False,
-                continue_final_message=request.continue_final_message,
-            )
-            if request.return_prompt_text:
-                prompt_text = text
-            prompt = self._prompts.encode(
-                text,
+        shown = None if choice == "none" and model.exclude_tools_when_tool_choice_none else tools
+        if reused is None:
+            prompt, told = chat_prompt(
+                self._conversation.chat(
+                    request.messages,
+                    tools=shown,
+                    documents=request.documents,
+                    chat_template=request.chat_template,
+                    kwargs=request.chat_template_kwargs,
+                    reasoning_effort=request.reasoning_effort,
+                    add_generation_prompt=request.add_generation_prompt is not False,
+                    continue_final_message=request.continue_final_message,
+                ),
+                request,
+                encoder=self._prompts,
                 add_special_tokens=request.add_special_tokens,
                 truncation=self._prompts.truncation(request.truncate_prompt_tokens, request.truncation_side),
-                offsets=bool(request.return_token_offsets),
-                one_bos=True,
+                ends_turn=model.ends_turn,
             )
+        else:
+            prompt, told = self._reused_prompt(request, reused)
         kwargs = self._effective_kwargs(request)
         return GenerateRequest(
             request_id=f"chatcmpl-{_base_id(request_id, request.request_id)}",
             token_ids=_not_empty(prompt.ids),
-            token_offsets=prompt.offsets,
+            token_offsets=prompt.offsets if request.return_token_offsets else None,
             sampling_params=self._finish(params, prompt, asked),
             model=request.model,
             reasoning_ended=self._reasoning_ended(request, prompt.ids, kwargs),
@@ -127,7 +124,8 @@ class Renderer:
             kv_transfer_params=kv,
             ec_transfer_params=request.ec_transfer_params or None,
             parse_context=self._parse_context(request, tools, kwargs),
-            prompt_text=prompt_text,
+            **told,
+            **hashed(request, prompt.ids),
         )
 
     def _reasoning_ended(self, request: ChatCompletionRequest, ids: list[int], kwargs: Json) -> bool | None:
@@ -144,8 +142,10 @@ class Renderer:
         asked = constraint_of(request)
         return (self.model.tool_constraint(request) if self.model.has_tool_parser else None) or asked
 
-    def _reused_prompt(self, ids: Any) -> Prompt:
+    def _reused_prompt(self, request: ChatCompletionRequest, ids: Any) -> tuple[Prompt, dict[str, Any]]:
         """The prompt that the prefill stage sent along, so that the decode stage need not make it again."""
+        if request.return_message_spans or request.return_loss_mask:
+            raise BadRequest(f"spans and masks need a prompt that is made of the messages, not of {_REUSED}")
         if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0:
             raise refuse(
                 "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.",
@@ -156,7 +156,7 @@ class Renderer:
             raise BadRequest(
                 f"Input length ({len(ids)}) exceeds model's maximum context length ({self.model.max_model_len})."
             )
-        return Prompt(ids)
+        return Prompt(ids), {"prompt_text": self.model.tokenizer.decode(ids)} if request.return_prompt_text else {}
 
     def _effective_kwargs(self, request: ChatCompletionRequest) -> Json:
         """The template kwargs that the prompt was made with, the server's defaults among them."""
@@ -247,6 +247,7 @@ class Renderer:
                     priority=request.priority,
                     kv_transfer_params=request.kv_transfer_params or None,
                     ec_transfer_params=request.ec_transfer_params or None,
+                    **hashed(request, ids),
                 )
             )
         return rendered
@@ -263,21 +264,47 @@ class Renderer:
                 request.chat_template_kwargs,
                 trusted=self.model.trust_request_chat_template,
             )
-            text = self._conversation.text(
-                request.messages,
-                tools=tool_dicts(request.tools) if request.tools else None,
-                chat_template=request.chat_template,
-                kwargs=request.chat_template_kwargs,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
+            prompt, told = chat_prompt(
+                self._conversation.chat(
+                    request.messages,
+                    tools=tool_dicts(request.tools) if request.tools else None,
+                    chat_template=request.chat_template,
+                    kwargs=request.chat_template_kwargs,
+                    add_generation_prompt=request.add_generation_prompt,
+                    continue_final_message=request.continue_final_message,
+                ),
+                request,
+                encoder=self._prompts,
+                add_special_tokens=request.add_special_tokens is True,
+                bounded=False,
+                ends_turn=self.model.ends_turn,
             )
-            ids = self._prompts.ids_of(text, add_special_tokens=request.add_special_tokens is True, one_bos=True)
         elif request.prompt is not None:
-            ids = self._prompts.ids_of(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+            prompt, told = self._text_prompt(request, request.prompt)
         else:
             raise InvalidBody("prompt: field required (or messages)", param="body.prompt")
-        strings = [tokenizer.token_string(token) for token in ids] if request.return_token_strs else None
-        return TokenizeResponse(count=len(ids), max_model_len=self.model.max_model_len, tokens=ids, token_strs=strings)
+        ids = prompt.ids
+        return TokenizeResponse(
+            count=len(ids),
+            max_model_len=self.model.max_model_len,
+            tokens=ids,
+            token_strs=[tokenizer.token_string(token) for token in ids] if request.return_token_strs else None,
+            token_offsets=prompt.offsets if request.return_token_offsets and prompt.offsets is not None else UNSET,
+            **told,
+            **hashes(request.return_block_hashes, ids, cache_salt=None),
+        )
+
+    def _text_prompt(self, request: TokenizeRequest, text: str) -> tuple[Prompt, dict[str, Any]]:
+        for name in ("return_message_spans", "return_loss_mask"):
+            if getattr(request, name):
+                raise BadRequest(f"{name} needs messages", param=name)
+        prompt = self._prompts.encode(
+            text,
+            add_special_tokens=request.add_special_tokens is not False,
+            offsets=bool(request.return_token_offsets),
+            bounded=False,
+        )
+        return prompt, {"prompt_text": text} if request.return_prompt_text else {}
 
     def _finish(self, params: Json, prompt: Prompt, asked: int | None) -> SamplingParams:
         room = self._prompts.room(prompt.ids)

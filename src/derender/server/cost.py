@@ -42,8 +42,14 @@ def _chat(request: ChatCompletionRequest) -> bool:
     return (
         len(request.messages) > MANY
         or (request.tools is not None and len(request.tools) > MANY)
-        or bool(request.return_token_offsets)  # the encoder that has them is the slow one, and is loaded for the first
+        or _tells_places(request)
     )
+
+
+def _tells_places(request: ChatCompletionRequest | TokenizeRequest) -> bool:
+    """Whether places of tokens are asked for: the encoder that has them is the slow one, and is loaded for the first.
+    For spans and masks a chat is rendered several times, too."""
+    return bool(request.return_token_offsets or request.return_message_spans or request.return_loss_mask)
 
 
 def _completion(request: CompletionRequest) -> bool:
@@ -55,6 +61,7 @@ def _completion(request: CompletionRequest) -> bool:
 def _tokenize(request: TokenizeRequest) -> bool:
     return (
         bool(request.return_token_strs)  # for the first of them the vocabulary is read again
+        or _tells_places(request)
         or len(request.messages or ()) > MANY
         or len(request.tools or ()) > MANY
     )

@@ -42,6 +42,7 @@ MAX_CHARS = 1 << 27
 """What one rendering may take and give. Templates of well-known models look through all messages for each of them
 (Gemma 4, Command R7B, DeepSeek V3.2): of a history of 50,000 messages they would make a prompt for hours."""
 
+_MARKS = " generation marks"  # a variable that no template can name
 _LOOK_AT_CLOCK = 64  # pieces of a prompt between two looks at the clock
 
 
@@ -61,11 +62,13 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+        call = self.call_method("_body", [jinja2.nodes.ContextReference()])
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     @staticmethod
-    def _body(caller: Callable[[], str]) -> str:
-        return caller()
+    def _body(context: jinja2.runtime.Context, caller: Callable[[], str]) -> str:
+        marks = context.parent.get(_MARKS)
+        return caller() if marks is None else f"{marks[0]}{caller()}{marks[1]}"
 
 
 _plain_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -126,6 +129,8 @@ class _Compiled:
     template: jinja2.Template
     variables: frozenset[str]
     content_format: ContentFormat
+    constants: frozenset[str]
+    generation: bool
 
 
 @lru_cache(maxsize=64)
@@ -136,6 +141,11 @@ def _compile(source: str) -> _Compiled:
             template=_ENVIRONMENT.from_string(source),
             variables=frozenset(jinja2.meta.find_undeclared_variables(tree)),
             content_format=detect_content_format(tree),
+            constants=frozenset(one.value for one in tree.find_all(jinja2.nodes.Const) if isinstance(one.value, str)),
+            generation=any(
+                isinstance(block.call.node, jinja2.nodes.ExtensionAttribute)
+                for block in tree.find_all(jinja2.nodes.CallBlock)
+            ),
         )
     except jinja2.TemplateSyntaxError as error:
         raise TemplateBroken(f"chat template, line {error.lineno}: {_one_line(error.message or 'syntax')}") from error
@@ -149,11 +159,15 @@ class ChatTemplate:
     `variables` are the names that it reads from its surroundings, also where only a macro or a branch reads them;
     globals that every template has, such as `namespace`, are not among them. `content_format` says whether it wants
     `content` as a string or as a list of parts. `developer_role` says whether it knows the role `developer` (its
-    source names it in quotes, as vLLM looks).
+    source names it in quotes, as vLLM looks). `constants` are the strings in its expressions; `generation` tells
+    whether it has generation blocks.
     Raises TemplateBroken where the source does not compile.
     """
 
-    __slots__ = ("_base", "_compiled", "content_format", "developer_role", "name", "source", "variables")
+    __slots__ = (
+        "_base", "_compiled", "constants", "content_format", "developer_role", "generation", "name", "source",
+        "variables",
+    )  # fmt: skip
 
     def __init__(self, source: str, *, name: str = "chat_template", now: Callable[[], datetime] | None = None) -> None:
         compiled = _compile(source)
@@ -161,6 +175,8 @@ class ChatTemplate:
         self.name = name
         self.variables = compiled.variables
         self.content_format: ContentFormat = compiled.content_format
+        self.constants = compiled.constants
+        self.generation = compiled.generation
         self.developer_role = '"developer"' in source or "'developer'" in source
         self._compiled = compiled.template
         self._base: dict[str, Any] = dict(compiled.template.globals)
@@ -179,12 +195,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         special_tokens: Mapping[str, str] = _NOTHING,
+        generation_marks: tuple[str, str] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt text, as `apply_chat_template(tokenize=False)` gives it.
 
         `messages` are what `normalize_messages` returns; they are not copied and not changed. `kwargs` go before
-        `special_tokens` of the same name. Raises BadRequest, and nothing else, whatever the template does.
+        `special_tokens` of the same name. `generation_marks` are put around what generation blocks write. Raises
+        BadRequest, and nothing else, whatever the template does.
         """
         if not messages:
             raise BadRequest("messages must not be empty", param="messages")
@@ -202,6 +220,8 @@ class ChatTemplate:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
+        if generation_marks is not None:
+            variables[_MARKS] = generation_marks
         compiled = self._compiled
         try:
             # What Template.render does, without building the globals anew and without rewriting tracebacks.

@@ -1,0 +1,72 @@
+"""Hashes of a prompt's blocks of tokens, as vLLM's prefix cache names them.
+
+A router that knows which engine has which blocks (from the engines' KV events) finds the best one for a prompt by them.
+The chain, its seed and its two hash functions are those of vLLM 0.32 (`--prefix-caching-hash-algo`): a block's hash is
+made of the one before it, its ids, and in the first block the cache salt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from derender.protocol.common import BlockHashOptions
+from derender.protocol.generate import BlockHashes
+
+_PICKLE_PROTOCOL = 5  # Python's highest since 3.8
+
+
+def block_hashes(ids: Sequence[int], *, options: BlockHashOptions, cache_salt: str | None = None) -> BlockHashes:
+    """The hashes of all whole blocks of `ids`, in order, in hexadecimal digits."""
+    digest, size = _DIGESTS[options.algorithm], options.block_size
+    parent = digest(options.seed)
+    hashes = []
+    extra = (("cache_salt", cache_salt),) if cache_salt else None
+    for start in range(0, len(ids) - size + 1, size):
+        parent = digest((parent, tuple(ids[start : start + size]), extra))
+        hashes.append(parent.hex())
+        extra = None
+    return BlockHashes(block_size=size, algorithm=options.algorithm, hashes=hashes)
+
+
+def _sha256(value: Any) -> bytes:
+    return hashlib.sha256(pickle.dumps(value, protocol=_PICKLE_PROTOCOL)).digest()
+
+
+def _sha256_cbor(value: Any) -> bytes:
+    parts: list[bytes] = []
+    _cbor(value, parts)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+_DIGESTS: dict[str, Callable[[Any], bytes]] = {"sha256": _sha256, "sha256_cbor": _sha256_cbor}
+
+
+def _cbor(value: Any, parts: list[bytes]) -> None:
+    """The value in canonical CBOR (RFC 8949, section 4.2), of the kinds that stand in a block."""
+    if value is None:
+        parts.append(b"\xf6")
+    elif isinstance(value, int):
+        parts.append(_head(0, value))
+    elif isinstance(value, bytes):
+        parts += (_head(2, len(value)), value)
+    elif isinstance(value, str):
+        data = value.encode()
+        parts += (_head(3, len(data)), data)
+    else:
+        parts.append(_head(4, len(value)))
+        for one in value:
+            _cbor(one, parts)
+
+
+def _head(major: int, number: int) -> bytes:
+    """A CBOR head: three bits of the kind, and the shortest form of a number that is not negative."""
+    kind = major << 5
+    if number < 24:
+        return bytes((kind | number,))
+    for size, more in ((1, 24), (2, 25), (4, 26), (8, 27)):
+        if number < 1 << 8 * size:
+            return bytes((kind | more,)) + number.to_bytes(size, "big")
+    raise OverflowError(number)
