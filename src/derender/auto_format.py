@@ -8,6 +8,7 @@ from derender.formats.choose import UnknownFormat
 from derender.formats.detect import detect_format, detect_reasoning
 from derender.formats.names import TOOL_PARSERS
 from derender.formats.registry import FORMATS
+from derender.formats.table import OutputFormat
 from derender.protocol.errors import BadRequest
 from derender.settings import ModelSettings
 from derender.template.jinja import ChatTemplate
@@ -67,6 +68,15 @@ def parser_names(settings: ModelSettings, templates: TemplateSet | None, tokeniz
         shown = f"reasoning {found.name} ({found.reason})" if found is not None else ""
         told.append(shown or "no reasoning (the template shows none)")
     return ParserNames(tool, reasoning, "; ".join(told))
+
+
+def shown_format(templates: TemplateSet | None, tokenizer: Tokenizer) -> OutputFormat | None:
+    """The format that the template and the added tokens show, for what matters also where no output is parsed: what
+    ends a turn, and what stands around reasoning."""
+    template = _template(templates)
+    source = template.source if template is not None else ""
+    found = detect_format(source, lambda token: tokenizer.added_id(token) is not None)
+    return FORMATS.get(found.name) if found is not None else None
 
 
 def _template(templates: TemplateSet | None) -> ChatTemplate | None:

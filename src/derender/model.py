@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from derender.auto_format import ParserNames, parser_names
+from derender.auto_format import ParserNames, parser_names, shown_format
 from derender.derendering.bounds import MAX_TEXT_BYTES, text_size
 from derender.derendering.chat import ChatStreamDerenderer, derender_chat, derender_chat_chunk
 from derender.derendering.completions import (
@@ -105,6 +105,7 @@ class Model:
                 trim=settings.framing == "trim",
                 defaults=dict(settings.default_chat_template_kwargs),
             )
+        shown = table or shown_format(self.templates, self.tokenizer)
         self.renderer = Renderer(
             RenderModel(
                 name=self.names[0],
@@ -124,7 +125,8 @@ class Model:
                 auto_tool_choice=settings.enable_auto_tool_choice,
                 has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
-                ends_turn=self._ends_turn,
+                turn_ends=self._turn_ends(shown),
+                reasoning_tags=_reasoning_tags(shown),
                 tool_constraint=ToolConstraints(
                     table,
                     level=settings.tool_strict_level,
@@ -164,13 +166,14 @@ class Model:
         trim_memory()
         return model
 
-    def _ends_turn(self, token: int) -> bool:
-        """Whether an id ends an output."""
-        if token in self.eos_token_ids:
-            return True
-        ends = self.formats.table.end_of_turn if self.formats is not None else ()
-        known = bool(ends) and self.tokenizer.knows(token)
-        return known and self.tokenizer.piece(token).decode(errors="replace") in ends
+    def _turn_ends(self, table: OutputFormat | None) -> dict[str, int]:
+        """The tokens that end a turn of the assistant, spelling → id."""
+        spelled: set[str] = set()
+        if table is not None:
+            spelled.update(table.end_of_turn, table.messages.close if table.messages else ())
+        ids = {self.tokenizer.added_id(text) for text in spelled} | self.eos_token_ids
+        known = [one for one in ids if one is not None and self.tokenizer.knows(one)]
+        return {text: one for one in known if (text := self.tokenizer.piece(one).decode(errors="replace"))}
 
     @property
     def unknown_ids(self) -> int:
@@ -257,6 +260,17 @@ def _parsers_of(own: OutputFormat, settings: ModelSettings) -> ParserNames:
     return ParserNames(
         own.name if own.calls else None, own.name if thinks else None, f"{own.name} ({settings.format_file})"
     )
+
+
+def _reasoning_tags(table: OutputFormat | None) -> Sequence[tuple[str, str]]:
+    """What stands around reasoning in a history: the format's own markers, and the common ones."""
+    found = [("<think>", "</think>")]
+    if table is not None and table.reasoning is not None:
+        tags = table.reasoning.tags
+        found += [(opener, closer) for opener in tags.open for closer in tags.close]
+    if table is not None and table.messages is not None and table.messages.reasoning is not None:
+        found.append(table.messages.reasoning)
+    return tuple(dict.fromkeys(found))
 
 
 def _start_region(formats: Formats) -> Callable[[Sequence[int], Mapping[str, Any]], str | None]:

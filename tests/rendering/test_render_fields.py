@@ -39,7 +39,7 @@ CHAT: dict[str, Any] = COMMON | {
     "add_special_tokens": True, "documents": [{"text": "x"}], "chat_template": "x",
     "chat_template_kwargs": {"enable_thinking": True}, "media_io_kwargs": {"image": {}},
     "mm_processor_kwargs": {"a": 1}, "return_prompt_text": True,
-    "return_message_spans": True,
+    "return_message_spans": True, "previous_token_ids": [5], "keep_previous_reasoning": True,
     "return_loss_mask": True,
 }  # fmt: skip
 TEXT: dict[str, Any] = COMMON | {

@@ -46,7 +46,7 @@ TURNS = [
 
 
 def model(template: str, **fields: Any) -> Renderer:
-    return renderer(template=template, ends_turn=lambda token: token == 2, **fields)
+    return renderer(template=template, turn_ends={"<|im_end|>": 2}, **fields)
 
 
 def shown(rendered: Json) -> list[tuple[int | None, str, str]]:

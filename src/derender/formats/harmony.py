@@ -18,6 +18,7 @@ HARMONY = OutputFormat(
         inner=("<|channel|>",),
         body=("<|message|>",),
         close=("<|end|>", "<|call|>", "<|return|>"),
+        reasoning=("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>"),
         kinds=(
             # Where nothing stops the model at a call, it goes on with the tool's answer: no word of the assistant's.
             Message(header=r"\A\s*(?:functions\.|(?:user|system|developer|tool|browser|python)\b)", region="nothing"),

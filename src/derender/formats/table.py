@@ -237,6 +237,7 @@ class Messages(Table, frozen=True, kw_only=True):
     `open`: before a header; text after a message and before the next body is a header too. `inner`: markers of a
     header itself; where one stands in a body, a header has begun without its opener. `body`: between header and body.
     `close`: after a body. `kinds`: the first whose pattern is found decides; where none is, the body is left out.
+    `reasoning`: what a prompt has before and behind a message of reasoning.
     """
 
     open: tuple[str, ...]
@@ -244,6 +245,7 @@ class Messages(Table, frozen=True, kw_only=True):
     close: tuple[str, ...]
     kinds: tuple[Message, ...]
     inner: tuple[str, ...] = ()
+    reasoning: tuple[str, str] | None = None
 
 
 class OutputFormat(Table, frozen=True, kw_only=True):

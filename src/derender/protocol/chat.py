@@ -117,6 +117,8 @@ class ChatCompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_message_spans: bool | None = None
     return_loss_mask: bool | None = None
     return_block_hashes: BlockHashOptions | bool | None = None
+    previous_token_ids: list[TokenId] | None = None
+    keep_previous_reasoning: bool = False
     mm_payload: Literal["tensors", "none"] = "tensors"
     return_mm_kwargs: bool | None = None
     cache_salt: str | None = None

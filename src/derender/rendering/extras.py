@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from derender.protocol.chat import ChatCompletionRequest
@@ -23,11 +23,11 @@ def chat_prompt(
     add_special_tokens: bool,
     truncation: Truncation | None = None,
     bounded: bool = True,
-    ends_turn: Callable[[int], bool],
+    turn_ends: Collection[int],
 ) -> tuple[Prompt, dict[str, Any]]:
     """A chat's prompt, and the fields of an answer that tell of it what the request asks for, but its offsets.
 
-    `bounded`: the context bounds the prompt. `ends_turn` tells the ids that end an output. Raises BadRequest.
+    `bounded`: the context bounds the prompt. `turn_ends`: the ids that end an output. Raises BadRequest.
     """
     tracks = asked.return_message_spans or asked.return_loss_mask
     tracked = chat.tracked() if tracks else None
@@ -44,7 +44,7 @@ def chat_prompt(
     if asked.return_prompt_text:
         told["prompt_text"] = text
     if tracked is not None:
-        origin = Provenance(chat, tracked, prompt=prompt, ends_turn=ends_turn)
+        origin = Provenance(chat, tracked, prompt=prompt, turn_ends=turn_ends)
         if asked.return_message_spans:
             told["message_spans"] = origin.spans()
         if asked.return_loss_mask:

@@ -52,8 +52,12 @@ class RenderModel:
     start_region: Callable[[Sequence[int], Mapping[str, Any]], str | None] | None = None
     """In which region ("reasoning" or "content") the output of a prompt begins; None where there is no reasoning."""
 
-    ends_turn: Callable[[int], bool] = lambda token: False
-    """Whether an id ends an output: an end-of-sequence id, or a token that the output format ends a turn with."""
+    turn_ends: Mapping[str, int] = field(default_factory=dict)
+    """The tokens that end a turn of the assistant, spelling → id: end-of-sequence, and what the output format ends a
+    turn or a message with."""
+
+    reasoning_tags: Sequence[tuple[str, str]] = (("<think>", "</think>"),)
+    """What a history may have around reasoning."""
 
     tool_constraint: ToolConstraint = json_tool_constraint
     """Asked only where there is a tool parser and the request has tools."""

@@ -15,7 +15,8 @@ from derender.protocol.completions import CompletionRequest
 from derender.protocol.errors import BadRequest, InvalidBody
 from derender.protocol.generate import GenerateRequest, ParseContext, ReasoningParserKwargs, SamplingParams
 from derender.protocol.tokenize import TokenizeRequest, TokenizeResponse
-from derender.rendering.conversation import Conversation, count_tool_calls, has_media, tool_dicts
+from derender.rendering.continuing import Continuation
+from derender.rendering.conversation import Chat, Conversation, count_tool_calls, has_media, tool_dicts
 from derender.rendering.extras import chat_prompt, hashed, hashes
 from derender.rendering.model import RenderModel
 from derender.rendering.prompt import Prompt, PromptEncoder, completion_prompts
@@ -33,6 +34,10 @@ from derender.rendering.validate import (
 _RANDOM = Random()  # ids need be different, not secret: no call of the kernel for each
 os.register_at_fork(after_in_child=_RANDOM.seed)
 _NO_EFFECT_VALUES = (None, "auto")  # template kwargs that leave the default, as in vLLM's merge_kwargs
+_NOT_OF_IDS = (
+    "return_message_spans", "return_loss_mask", "return_token_offsets", "truncate_prompt_tokens",
+    "continue_final_message", "add_special_tokens",
+)  # fmt: skip
 _REUSED = "kv_transfer_params.prompt_token_ids"
 MAX_REPEATED_BYTES = 32 << 20
 """What an answer may hold of the parameters again and again, in bytes of JSON: each prompt has them all, so that 1,024
@@ -57,6 +62,10 @@ class Renderer:
             stop_strings=model.stop_strings,
             over_room=model.max_tokens_over_room,
             end_id=model.end_id,
+        )
+        self._turn_end_ids = frozenset(model.turn_ends.values())
+        self._continuation = Continuation(
+            model.tokenizer.encode, turn_ends=model.turn_ends, reasoning=model.reasoning_tags
         )
         self._plain_kwargs: Json = {
             **_given(model.default_chat_template_kwargs),
@@ -87,26 +96,30 @@ class Renderer:
 
         tools = tool_dicts(request.tools) if request.tools else None
         shown = None if choice == "none" and model.exclude_tools_when_tool_choice_none else tools
-        if reused is None:
-            prompt, told = chat_prompt(
-                self._conversation.chat(
-                    request.messages,
-                    tools=shown,
-                    documents=request.documents,
-                    chat_template=request.chat_template,
-                    kwargs=request.chat_template_kwargs,
-                    reasoning_effort=request.reasoning_effort,
-                    add_generation_prompt=request.add_generation_prompt is not False,
-                    continue_final_message=request.continue_final_message,
-                ),
-                request,
-                encoder=self._prompts,
-                add_special_tokens=request.add_special_tokens,
-                truncation=self._prompts.truncation(request.truncate_prompt_tokens, request.truncation_side),
-                ends_turn=model.ends_turn,
-            )
-        else:
+        if reused is not None:
             prompt, told = self._reused_prompt(request, reused)
+        else:
+            conversation = self._conversation.chat(
+                request.messages,
+                tools=shown,
+                documents=request.documents,
+                chat_template=request.chat_template,
+                kwargs=request.chat_template_kwargs,
+                reasoning_effort=request.reasoning_effort,
+                add_generation_prompt=request.add_generation_prompt is not False,
+                continue_final_message=request.continue_final_message,
+            )
+            if request.previous_token_ids is not None:
+                prompt, told = self._continued(request, conversation, request.previous_token_ids)
+            else:
+                prompt, told = chat_prompt(
+                    conversation,
+                    request,
+                    encoder=self._prompts,
+                    add_special_tokens=request.add_special_tokens,
+                    truncation=self._prompts.truncation(request.truncate_prompt_tokens, request.truncation_side),
+                    turn_ends=self._turn_end_ids,
+                )
         kwargs = self._effective_kwargs(request)
         return GenerateRequest(
             request_id=f"chatcmpl-{_base_id(request_id, request.request_id)}",
@@ -142,6 +155,23 @@ class Renderer:
         asked = constraint_of(request)
         return (self.model.tool_constraint(request) if self.model.has_tool_parser else None) or asked
 
+    def _continued(
+        self, request: ChatCompletionRequest, conversation: Chat, previous: list[int]
+    ) -> tuple[Prompt, dict[str, Any]]:
+        """The prompt that goes on from the ids of the last turn."""
+        for name in _NOT_OF_IDS:
+            if getattr(request, name):
+                raise BadRequest(f"{name} and previous_token_ids do not go together", param=name)
+        if not previous:
+            raise BadRequest("previous_token_ids must not be empty", param="previous_token_ids")
+        self._prompts.check_ids(previous, place="previous_token_ids")
+        ids = self._continuation.ids(conversation, previous, keep_reasoning=request.keep_previous_reasoning)
+        self._prompts.check_length(ids)
+        return Prompt(ids), self._text_of(request, ids)
+
+    def _text_of(self, request: ChatCompletionRequest, ids: list[int]) -> dict[str, Any]:
+        return {"prompt_text": self.model.tokenizer.decode(ids)} if request.return_prompt_text else {}
+
     def _reused_prompt(self, request: ChatCompletionRequest, ids: Any) -> tuple[Prompt, dict[str, Any]]:
         """The prompt that the prefill stage sent along, so that the decode stage need not make it again."""
         if request.return_message_spans or request.return_loss_mask:
@@ -156,7 +186,7 @@ class Renderer:
             raise BadRequest(
                 f"Input length ({len(ids)}) exceeds model's maximum context length ({self.model.max_model_len})."
             )
-        return Prompt(ids), {"prompt_text": self.model.tokenizer.decode(ids)} if request.return_prompt_text else {}
+        return Prompt(ids), self._text_of(request, ids)
 
     def _effective_kwargs(self, request: ChatCompletionRequest) -> Json:
         """The template kwargs that the prompt was made with, the server's defaults among them."""
@@ -277,7 +307,7 @@ class Renderer:
                 encoder=self._prompts,
                 add_special_tokens=request.add_special_tokens is True,
                 bounded=False,
-                ends_turn=self.model.ends_turn,
+                turn_ends=self._turn_end_ids,
             )
         elif request.prompt is not None:
             prompt, told = self._text_prompt(request, request.prompt)

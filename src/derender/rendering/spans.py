@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from derender.protocol.errors import BadRequest
@@ -25,17 +25,17 @@ class _Label(NamedTuple):
 class Provenance:
     """Where the tokens of one prompt come from. Made from a tracked chat and its encoding.
 
-    `ends_turn` tells the ids that end an output. Of a truncated prompt, the rest is told as in the whole.
+    `turn_ends`: the ids that end an output. Of a truncated prompt, the rest is told as in the whole.
     """
 
-    def __init__(self, chat: Chat, tracked: Tracked, *, prompt: Prompt, ends_turn: Callable[[int], bool]) -> None:
+    def __init__(self, chat: Chat, tracked: Tracked, *, prompt: Prompt, turn_ends: Collection[int]) -> None:
         whole = prompt.whole or prompt
         self._chat = chat
         self._tracked = tracked
         self._cut = prompt.cut
         self._ids = whole.ids
         self._offsets: Offsets = whole.offsets or []
-        self._ends_turn = ends_turn
+        self._turn_ends = turn_ends
         self._spoken = [] if tracked.generated is not None else list(self._turns())
 
     def spans(self) -> list[MessageSpan]:
@@ -108,7 +108,7 @@ class Provenance:
     def _end(self, last: int, follows: int) -> int:
         """Behind the token that ends the turn, where one comes before the next text; else behind the text."""
         for place in range(last, follows):
-            if self._ends_turn(self._ids[place]):
+            if self._ids[place] in self._turn_ends:
                 return place + 1
         return last
 

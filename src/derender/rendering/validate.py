@@ -30,6 +30,10 @@ def check_chat(request: ChatCompletionRequest) -> None:
             raise refuse("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
     if request.tools is not None or request.tool_choice is not UNSET:
         _check_tools(request)
+    if request.keep_previous_reasoning and request.previous_token_ids is None:
+        raise refuse(
+            "when using `keep_previous_reasoning`, `previous_token_ids` must be set.", param="keep_previous_reasoning"
+        )
     # What is unset is true, too: a final message that is to be continued has no room for a generation prompt.
     if request.continue_final_message and request.add_generation_prompt is not False:
         raise BadRequest(_BOTH_PROMPTS)

@@ -42,6 +42,7 @@ def _chat(request: ChatCompletionRequest) -> bool:
     return (
         len(request.messages) > MANY
         or (request.tools is not None and len(request.tools) > MANY)
+        or request.previous_token_ids is not None  # the chat is rendered several times
         or _tells_places(request)
     )
 

@@ -65,6 +65,10 @@ class Tokenizer:
         """Whether an id is in the vocabulary."""
         return 0 <= token_id < self.vocab_size and token_id not in self.holes
 
+    def added_id(self, token: str) -> int | None:
+        """The id of an added token by its spelling, None if there is none. Cheap, where `token_id` may read files."""
+        return self._added.get(token)
+
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its spelling, None if there is none."""
         found = self._added.get(token)
