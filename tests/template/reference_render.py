@@ -3,13 +3,19 @@
 stdin: {"transformers": [job], "vllm": [job], "formats": [source]}; stdout, last line: the answers, in the same order.
 A job of transformers: source, messages, and the arguments of apply_chat_template. A job of vLLM: source and a chat
 request. An answer is [true, text] or [false, reason].
+
+With `--table`, for many templates over the same chats: the first line of stdin is {"messages": [list], "arguments":
+[arguments], "requests": [request]}, each further line {"source": source, "jobs": [[index of the messages, index of the
+arguments]]} for transformers or {"source": source, "requests": true} for vLLM, and each gets a line with its answers.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +57,7 @@ def with_transformers(jobs: list[dict[str, Any]]) -> list[list[Any]]:
     ]
 
 
-def with_vllm(jobs: list[dict[str, Any]]) -> list[list[Any]]:
+def vllm_renderer() -> Callable[[dict[str, Any]], list[Any]]:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.renderers.chat_utils import parse_chat_messages
     from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
@@ -82,7 +88,12 @@ def with_vllm(jobs: list[dict[str, Any]]) -> list[list[Any]]:
         kwargs["tokenize"] = False
         return [before, safe_apply_chat_template(config, own, conversation, **kwargs)]
 
-    return [answer(lambda job=job: render(job)) for job in jobs]
+    return render
+
+
+def with_vllm(jobs: list[dict[str, Any]]) -> list[list[Any]]:
+    render = vllm_renderer()
+    return [answer(partial(render, job)) for job in jobs]
 
 
 def formats(sources: list[str]) -> list[list[Any]]:
@@ -94,7 +105,33 @@ def formats(sources: list[str]) -> list[list[Any]]:
     ]
 
 
+def table() -> None:
+    shared = json.loads(sys.stdin.readline())
+    lists, arguments = shared["messages"], shared["arguments"]
+    through = None
+    out, sys.stdout = sys.stdout, sys.stderr  # vLLM logs to stdout
+    own = tokenizer()
+
+    def render(source: str, which: int, how: int) -> str:
+        return own.apply_chat_template(lists[which], chat_template=source, tokenize=False, **arguments[how])
+
+    for line in sys.stdin:
+        task = json.loads(line)
+        if task.get("requests"):
+            through = through or vllm_renderer()
+            given = [{"source": task["source"], "request": request, "defaults": {}} for request in shared["requests"]]
+            both = [answer(partial(through, job)) for job in given]
+            answers = [[rendered, text[1] if rendered else text] for rendered, text in both]
+        else:
+            answers = [answer(partial(render, task["source"], *job)) for job in task["jobs"]]
+        out.write(json.dumps(answers) + "\n")
+        out.flush()
+
+
 def main() -> None:
+    if "--table" in sys.argv:
+        table()
+        return
     task = json.load(sys.stdin)
     result = {"transformers": with_transformers(task.get("transformers", []))}
     if task.get("vllm"):

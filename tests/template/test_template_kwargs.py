@@ -48,7 +48,7 @@ def test_what_reaches_the_template(kwargs: Any, defaults: Any, effort: str | Non
     "name",
     [
         "tokenize", "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
-        "self", "special_tokens", "return_dict", "raise_exception", "range", "chat_template",
+        "self", "special_tokens", "generation_marks", "return_dict", "raise_exception", "range", "chat_template",
     ],
 )  # fmt: skip
 def test_reserved_names_are_refused(name: str) -> None:

@@ -15,9 +15,9 @@ __all__ = ["check_default_kwargs", "filter_template_kwargs", "requested_template
 # conversation (vllm#52025), so it is refused.
 _RESERVED = frozenset(
     {
-        "add_generation_prompt", "continue_final_message", "conversation", "documents", "max_length", "messages",
-        "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "special_tokens",
-        "tokenize", "tokenizer_kwargs", "tools", "truncation",
+        "add_generation_prompt", "continue_final_message", "conversation", "documents", "generation_marks",
+        "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+        "self", "special_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation",
     }
 )  # fmt: skip
 _UNTRUSTED = (
