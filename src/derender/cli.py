@@ -65,6 +65,7 @@ def render(
     format_file: option.FormatFile = None,
     enable_auto_tool_choice: option.EnableAutoToolChoice = False,
     tool_strict_level: option.ToolStrictLevel = "auto",
+    guard_special_tokens: option.GuardSpecialTokens = False,
 ) -> None:
     """Render chat requests, or completions requests (they have a prompt), to generate requests."""
     from derender.protocol.chat import ChatCompletionRequest
@@ -82,6 +83,7 @@ def render(
         format_file=format_file,
         enable_auto_tool_choice=enable_auto_tool_choice,
         tool_strict_level=tool_strict_level,
+        guard_special_tokens=guard_special_tokens,
     )
     from derender.server.operations import decode_invocation
 

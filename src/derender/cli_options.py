@@ -164,6 +164,14 @@ TolerateUnknownIds = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+GuardSpecialTokens = Annotated[
+    bool,
+    typer.Option(
+        "--guard-special-tokens",
+        help="Let no control token come out of messages and tools: what spells one there is encoded as plain text.",
+        rich_help_panel=_MODEL,
+    ),
+]
 StrictVllm = Annotated[
     bool,
     typer.Option(

@@ -23,6 +23,7 @@ from derender.limits import LIMITS
 from derender.parser.formats import Formats
 from derender.parser.start import start_region
 from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from derender.protocol.codec import encode_text
 from derender.protocol.completions import CompletionRequest, CompletionResponse
 from derender.protocol.derender import (
     ChatStreamContext,
@@ -37,6 +38,7 @@ from derender.protocol.derender import (
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateRequest
 from derender.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from derender.rendering.guard import Guard
 from derender.rendering.model import RenderModel
 from derender.rendering.renderer import Renderer
 from derender.rendering.tool_grammar import GRAMMARS, ToolConstraints
@@ -126,6 +128,7 @@ class Model:
                 has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
                 turn_ends=self._turn_ends(shown),
+                guard=self._guard(shown),
                 reasoning_tags=_reasoning_tags(shown),
                 tool_constraint=ToolConstraints(
                     table,
@@ -165,6 +168,23 @@ class Model:
         del source
         trim_memory()
         return model
+
+    @property
+    def guarded(self) -> int:
+        """Spellings of control tokens in messages that were encoded as plain text, since the start."""
+        guard = self.renderer.model.guard
+        return 0 if guard is None else guard.count
+
+    def _guard(self, table: OutputFormat | None) -> Guard | None:
+        """What keeps control tokens out of messages, where that is asked for."""
+        if not self.settings.guard_special_tokens:
+            return None
+        tags = {text for pair in _reasoning_tags(table) for text in pair}
+        templates = [self.templates.pick(tools) for tools in (False, True)] if self.templates else []
+        constants = frozenset[str]().union(*(one.constants for one in templates))
+        written = "".join(one.source for one in templates) + encode_text(table)
+        markers = {one.content for one in self.tokenizer.added_tokens if one.content in written}
+        return Guard(self.tokenizer, markers=markers | tags, reasoning=tags & constants)
 
     def _turn_ends(self, table: OutputFormat | None) -> dict[str, int]:
         """The tokens that end a turn of the assistant, spelling → id."""

@@ -32,6 +32,7 @@ class ModelSettings:
     stop_strings: Literal["engine", "derender"] = "engine"
     max_tokens_over_room: Literal["clamp", "refuse"] = "refuse"
     tolerate_unknown_ids: bool = False
+    guard_special_tokens: bool = False
     strict_vllm: bool = False
     exclude_tools_when_tool_choice_none: bool = False
     tool_call_parser: str | None = None

@@ -112,6 +112,7 @@ class Conversation:
         self._max_chars = max(4 * max_chars, _LEAST_TEMPLATE_CHARS)
         self._defaults = dict(model.default_chat_template_kwargs)
         self._special_tokens = dict(model.tokenizer.special_tokens)
+        self._guard = model.guard
         self._content_format: Literal["string", "openai"] | None = (
             None if model.content_format == "auto" else model.content_format
         )
@@ -133,7 +134,13 @@ class Conversation:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> Chat:
-        """The chat, for the model's template or its own. Raises BadRequest or InvalidBody."""
+        """The chat, for the model's template or its own. Raises BadRequest or InvalidBody.
+
+        With a guard, its prompt has stand-ins for some characters of the request's texts (`Guard.show`).
+        """
+        if self._guard is not None:
+            messages, tools = self._guard.messages(messages), self._guard.tools(tools)
+            documents, kwargs = self._guard.values(documents), self._guard.values(kwargs)
         if chat_template or kwargs:
             source = requested_template(chat_template or None, kwargs, trusted=self._model.trust_request_chat_template)
             if source:

@@ -39,10 +39,11 @@ def chat_prompt(
         offsets=bool(asked.return_token_offsets or tracks),
         one_bos=True,
         bounded=bounded,
+        guarded=True,
     )
     told: dict[str, Any] = {}
     if asked.return_prompt_text:
-        told["prompt_text"] = text
+        told["prompt_text"] = encoder.shown(text)
     if tracked is not None:
         origin = Provenance(chat, tracked, prompt=prompt, turn_ends=turn_ends)
         if asked.return_message_spans:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.common import StructuredOutputs
+from derender.rendering.guard import Guard
 from derender.rendering.structured import json_tool_constraint
 from derender.template.source import TemplateSet
 from derender.tokenizer import Tokenizer
@@ -58,6 +59,9 @@ class RenderModel:
 
     reasoning_tags: Sequence[tuple[str, str]] = (("<think>", "</think>"),)
     """What a history may have around reasoning."""
+
+    guard: Guard | None = None
+    """What keeps control tokens out of messages; None: texts may spell them."""
 
     tool_constraint: ToolConstraint = json_tool_constraint
     """Asked only where there is a tool parser and the request has tools."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from derender.protocol.errors import InvalidBody
+from derender.protocol.errors import BadRequest, InvalidBody
+from derender.rendering.guard import Guard
 from derender.rendering.refusal import refuse
 from derender.tokenizer import Tokenizer
 
@@ -44,8 +45,12 @@ class Truncation:
 class PromptEncoder:
     """Makes and checks the prompts of one model. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int, guard: Guard | None = None
+    ) -> None:
+        """`guard`: what chats were rendered with."""
         self._tokenizer = tokenizer
+        self._guard = guard
         self._max_ids = max_model_len
         self.max_chars = max_model_len * tokenizer.max_chars_per_token
         """No text of more characters can have as few ids as the context has room for."""
@@ -53,6 +58,10 @@ class PromptEncoder:
         self._vocab_size = vocab_size
         bos = tokenizer.special_tokens.get("bos_token")
         self._bos = None if bos is None else tokenizer.token_id(bos)
+
+    def shown(self, text: str) -> str:
+        """The prompt of a chat with its own characters."""
+        return text if self._guard is None else self._guard.show(text)
 
     def truncation(self, limit: int | None, side: Side | None) -> Truncation | None:
         """The truncation that a request's `truncate_prompt_tokens` and `truncation_side` ask for.
@@ -79,9 +88,10 @@ class PromptEncoder:
         offsets: bool = False,
         one_bos: bool = False,
         bounded: bool = True,
+        guarded: bool = False,
     ) -> Prompt:
         """The ids of a text. `one_bos`: the text may begin with a BOS of its own, and gets no second one. `bounded`:
-        the context bounds it.
+        the context bounds it. `guarded`: it was rendered from guarded messages, if there is a guard.
 
         Raises BadRequest for a text that is too long for the context, also once it is truncated.
         """
@@ -101,12 +111,18 @@ class PromptEncoder:
             elif truncation.side == "right":
                 text = text[: self.max_chars]
         spans: Offsets | None = None
+        guard = self._guard if guarded else None
+        if offsets and guard is not None:
+            if guard.spells_control(text):
+                raise BadRequest("the messages spell control tokens: offsets, spans and masks cannot be given")
+            text = guard.show(text)
         if offsets:
             ids, spans = self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
             if skipped:
                 spans = [(start + skipped, end + skipped) if end else (start, end) for start, end in spans]
         else:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            encode = self._tokenizer.encode if guard is None else guard.encode
+            ids = encode(text, add_special_tokens=add_special_tokens)
         if one_bos and add_special_tokens and self._has_two_bos(ids):
             ids = ids[1:]
             spans = spans and spans[1:]

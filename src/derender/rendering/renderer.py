@@ -52,7 +52,9 @@ class Renderer:
 
     def __init__(self, model: RenderModel) -> None:
         self.model = model
-        self._prompts = PromptEncoder(model.tokenizer, max_model_len=model.max_model_len, vocab_size=model.vocab_size)
+        self._prompts = PromptEncoder(
+            model.tokenizer, max_model_len=model.max_model_len, vocab_size=model.vocab_size, guard=model.guard
+        )
         self._conversation = Conversation(model, max_chars=self._prompts.max_chars)
         self._sampler = Sampler(
             defaults=model.sampling_defaults,
@@ -65,7 +67,9 @@ class Renderer:
         )
         self._turn_end_ids = frozenset(model.turn_ends.values())
         self._continuation = Continuation(
-            model.tokenizer.encode, turn_ends=model.turn_ends, reasoning=model.reasoning_tags
+            model.tokenizer.encode if model.guard is None else model.guard.encode,
+            turn_ends=model.turn_ends,
+            reasoning=model.reasoning_tags,
         )
         self._plain_kwargs: Json = {
             **_given(model.default_chat_template_kwargs),

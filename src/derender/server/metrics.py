@@ -153,7 +153,12 @@ class TextMetrics(ServerMetrics):
         self._unknown_ids = Counter(
             "derender_unknown_ids_tolerated", "Token ids beyond the vocabulary that were tolerated.", registry=registry
         )
-        self._unknown_seen = 0
+        self._guarded = Counter(
+            "derender_guarded_control_tokens",
+            "Spellings of control tokens in messages that were encoded as plain text.",
+            registry=registry,
+        )
+        self._unknown_seen = self._guarded_seen = 0
         self._lock = threading.Lock()
         self.encoder_fallback = Gauge(
             "derender_encoder_fallback",
@@ -197,3 +202,10 @@ class TextMetrics(ServerMetrics):
             if total > self._unknown_seen:
                 self._unknown_ids.inc(total - self._unknown_seen)
                 self._unknown_seen = total
+
+    def guarded_are(self, total: int) -> None:
+        """Brings the counter of guarded control tokens up to this process's total."""
+        with self._lock:
+            if total > self._guarded_seen:
+                self._guarded.inc(total - self._guarded_seen)
+                self._guarded_seen = total

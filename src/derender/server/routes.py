@@ -95,6 +95,8 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
         )
         if model.settings.tolerate_unknown_ids:
             metrics.unknown_ids_are(sum(one.unknown_ids for one in registry.models))
+        if model.settings.guard_special_tokens:
+            metrics.guarded_are(sum(one.guarded for one in registry.models))
         return body
 
     def decode(body: bytes) -> tuple[Any, float]:

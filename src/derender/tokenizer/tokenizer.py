@@ -35,7 +35,8 @@ class Tokenizer:
         self.special_tokens = dict(spec.special_tokens)
         self.config = spec.config
         self.max_bytes_per_token = self.max_chars_per_token = max(map(len, self.pieces))
-        self._reload = spec.reload
+        self.reload = spec.reload
+        """The description again, with the vocabulary; reads files."""
         self._vocab: Mapping[str, int] | None = None
         self._added = {token.content: token.id for token in spec.added_tokens}
         self._spellings: list[str] | None = None
@@ -77,7 +78,7 @@ class Tokenizer:
     def _vocabulary(self) -> Mapping[str, int]:
         """Spelling → id; read again when it is first asked for, since few requests need it."""
         if self._vocab is None:
-            self._vocab = self._reload().vocab
+            self._vocab = self.reload().vocab
         return self._vocab
 
     def piece(self, token_id: int) -> bytes:
