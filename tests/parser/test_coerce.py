@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from derender.parser.coerce import ToolSchemas, coerce, named_types, types_of
+from derender.parser.coerce import ToolSchemas, coerce
 from derender.parser.json_text import is_json, quoted
+from derender.parser.schema import SchemaTree, named_types
 
 RULE = [
     # types, text, JSON
@@ -137,7 +139,7 @@ ROOT = {
 
 @pytest.mark.parametrize(("schema", "expected"), SCHEMAS)
 def test_types_of_a_schema(schema: Any, expected: str) -> None:
-    assert types_of(schema, ROOT) == frozenset(expected.split())
+    assert SchemaTree(ROOT).types(schema) == frozenset(expected.split())
 
 
 def tools(parameters: Any) -> ToolSchemas:
@@ -170,9 +172,58 @@ def test_properties_behind_a_reference() -> None:
 
 def test_recursive_schemas_end() -> None:
     root = {"$defs": {"Tree": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]}}}
-    assert types_of({"$ref": "#/$defs/Tree"}, root) <= {"null"}
+    assert SchemaTree(root).types({"$ref": "#/$defs/Tree"}) <= {"null"}
     whole = {"properties": {"x": {"$ref": "#"}}, "type": "object"}
     assert tools(whole).types("f", "x") == {"object"}
+
+
+@pytest.mark.parametrize("combiner", ["anyOf", "oneOf", "allOf"])
+def test_schemas_that_refer_to_each_other_take_no_time(combiner: str) -> None:
+    """Each turn branches: with three references each, 24 turns would be three to the 24th."""
+    both = [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}, {"$ref": "#/$defs/A"}]
+    parameters = {
+        "properties": {f"k{n}": {"$ref": "#/$defs/A"} for n in range(2000)} | {"plain": {"type": "integer"}},
+        "$defs": {"A": {combiner: both}, "B": {combiner: both}},
+        combiner: both,
+    }
+    began = time.process_time()
+    schemas = tools(parameters)
+    assert schemas.types("f", "plain") == {"integer"}
+    assert {schemas.types("f", f"k{n}") for n in range(2000)} == {frozenset(("string",))}
+    tree = schemas.tree("f")
+    assert [tree.member(tree.root, f"no {n}") for n in range(2000)] == [None] * 2000
+    assert tree.items({"$ref": "#/$defs/A"}) is None
+    assert time.process_time() - began < 2
+
+
+def test_a_large_schema_is_read_once() -> None:
+    choices = list(range(100_000))
+    parameters = {
+        "properties": {f"k{n}": {"$ref": "#/$defs/Choice"} for n in range(5000)},
+        "$defs": {"Choice": {"enum": [*choices, None]}, "Far": {"$ref": "#/" + "a/" * 500_000}},
+    }
+    schemas = tools(parameters)
+    began = time.process_time()
+    for n in range(5000):
+        assert schemas.types("f", f"k{n}") == {"integer", "null"}
+        assert "k0" in schemas.keys("f")
+        schemas.tree("f").types({"$ref": "#/" + "a/" * 5000})
+    assert time.process_time() - began < 2
+
+
+def test_members_and_items_behind_parts_and_references() -> None:
+    root = {
+        "allOf": [{"properties": {"a": {"type": "integer"}}}, {"$ref": "#/$defs/More"}],
+        "properties": {"b": {"type": "boolean"}},
+        "additionalProperties": {"type": "null"},
+        "$defs": {"More": {"properties": {"a": {}, "c": {"anyOf": [{}, {"items": {"type": "number"}}]}}}},
+    }
+    tree = SchemaTree(root)
+    assert tree.member(root, "a") == {"type": "integer"}
+    assert tree.member(root, "b") == {"type": "boolean"}
+    assert tree.member(root, "d") == {"type": "null"}
+    assert tree.items(tree.member(root, "c")) == {"type": "number"}
+    assert tree.items(root) is None
 
 
 def test_a_named_type() -> None:

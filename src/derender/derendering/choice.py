@@ -124,16 +124,17 @@ class ChoiceStream:
         known = self._model.known_ids(ids, where=where)
         before = self.count
         self.count += len(ids)
-        first = before - len(self._held_stop) if ids else before
+        first = before - len(self._held_stop)
         shown = self._without_stop_token(known, finish=finish, stop_reason=stop_reason)
         reported = stop_reason if finish_reason == "stop" and isinstance(stop_reason, str) else None
         if reported is not None:
             self._matcher.also(reported)
         if self._options.stop or reported is not None:
-            events, kept = self._push_watched(shown, before=first, finish=finish)
+            events, kept, reasoning = self._push_watched(shown, before=first, finish=finish)
             kept = max(0, kept - before)
         else:
             events, kept = self._parser.push(shown), len(ids)
+            reasoning = self._parser.reasoning
             if finish:
                 events += self._parser.finish()
         matched = self._matcher.matched
@@ -143,7 +144,7 @@ class ChoiceStream:
         self.ended = finish or matched is not None
         hidden: Sequence[bool] | None = None
         if reading is not None:
-            hidden = self._regions(len(ids), first - before)
+            hidden = self._regions(len(ids), first - before, reasoning)
             self.reasoning += sum(hidden[:kept])
             events = _asked_for(events, reading)
             called = self._parser.calls_ended and reading.choice in ("auto", "required")
@@ -160,10 +161,11 @@ class ChoiceStream:
             stopped=matched is not None,
         )
 
-    def _regions(self, size: int, skip: int) -> list[bool]:
-        """For each of this push's ids, whether it was reasoning. `skip`: minus the ids held back before it."""
+    def _regions(self, size: int, skip: int, last: bool) -> list[bool]:
+        """For each of this push's ids, whether it was reasoning. `skip`: minus the ids held back before it. `last`: of
+        an id that is held back now."""
         regions = self._parser.take_regions()[-skip if skip else 0 :]
-        return [*regions, *[False] * (size - len(regions))][:size]
+        return [*regions, *[last] * (size - len(regions))][:size]
 
     def _without_stop_token(self, ids: Sequence[int], *, finish: bool, stop_reason: int | str | None) -> Sequence[int]:
         """The ids whose text is output. A last id that ends the output is held back until another one follows it."""
@@ -178,8 +180,9 @@ class ChoiceStream:
             ids = ids[:-1]
         return ids
 
-    def _push_watched(self, ids: Sequence[int], *, before: int, finish: bool) -> tuple[list[Event], int]:
-        """Push id by id, looking for stop strings: the events, and how many tokens the output has in all.
+    def _push_watched(self, ids: Sequence[int], *, before: int, finish: bool) -> tuple[list[Event], int, bool]:
+        """Push id by id, looking for stop strings: the events, how many tokens the output has in all, and whether it is
+        in reasoning then.
 
         `before`: how many tokens there were before these.
         """
@@ -190,12 +193,14 @@ class ChoiceStream:
             count += 1
             self._watch(parser.push((token_id,)), events, live=count > least)
             if matcher.matched is not None:
-                return events, count
+                return events, count, parser.reasoning
+        reasoning = parser.reasoning
         if finish:
+            count += len(self._held_stop)  # it came before what is given out now
             self._watch(parser.finish(), events, live=count > least)
             if matcher.matched is None and (rest := matcher.finish()):
                 events.append(ContentText(rest))
-        return events, count
+        return events, count, reasoning
 
     def _watch(self, new: Sequence[Event], events: list[Event], *, live: bool) -> None:
         for event in new:
@@ -244,6 +249,7 @@ def _parser(
                 show_special=not options.skip_special_tokens,
                 strip_blank=strip,
                 name=reading.name,
+                ending=options.stop_ids if options.hides_stop_token else frozenset(),
             ),
             reading.schemas,
         )

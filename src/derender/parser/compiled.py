@@ -58,12 +58,14 @@ class Search:
         )
 
     def find(self, text: str, at: int, *, end: bool) -> re.Match[str] | None:
-        """The first literal; None also where it may still become a longer one. `end`: nothing follows the text."""
+        """The first literal; None also where one that begins before it, or is longer, may still come. `end`: nothing
+        follows the text."""
         found = self.pattern.search(text, at)
-        if found is not None and not end and found[0] in self._growing:
-            rest = len(text) - found.start()
-            if self.partial.held(text, found.start()) == rest:
-                return None
+        if found is None or end or len(text) - found.start() > self.partial.longest:
+            return found
+        held = len(text) - self.partial.held(text, at)
+        if held < found.start() or (held == found.start() and found[0] in self._growing):
+            return None  # one that begins before it counts, as does a longer one
         return found
 
 

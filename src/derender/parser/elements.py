@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
 from derender.formats.table import NestedElements
-from derender.parser.coerce import STRING, ToolSchemas, coerce, resolve, types_of
+from derender.parser.coerce import STRING, ToolSchemas, coerce
 from derender.parser.json_scan import enders
 from derender.parser.json_text import quoted
 from derender.parser.marks import Marks, Partial
@@ -19,7 +19,6 @@ from derender.parser.sink import Sink
 
 _LONGEST_TAG = 260
 _DEEPEST = 128
-_SCHEMA_DEEPEST = 24
 Phase = Literal["between", "value", "streamed"]
 
 
@@ -138,7 +137,7 @@ class NestedElementsReader(Reader):
         if len(self.stack) >= _DEEPEST:
             return False
         if not self.stack:
-            known = self._schemas.schema(self.tool, name) is not None
+            known = self._schemas.properties(self.tool).get(name) is not None
             streamed = known and self._schemas.types(self.tool, name) == STRING
             if self.waiting is not None and (streamed or self.waiting[0] != name):
                 self._flush(sink)
@@ -193,17 +192,17 @@ class NestedElementsReader(Reader):
 
     def _schema(self) -> Any:
         """The schema of the innermost element."""
-        root = self._schemas.root(self.tool)
-        schema: Any = root
+        tree = self._schemas.tree(self.tool)
+        schema: Any = tree.root
         for n, element in enumerate(self.stack):
-            types = types_of(schema, root) if n else frozenset()
+            types = tree.types(schema) if n else frozenset()
             items = "array" in types and ("object" not in types or element.name == "item")
-            schema = _items(schema, root) if items else _member(schema, element.name, root)
+            schema = tree.items(schema) if items else tree.member(schema, element.name)
         return schema
 
     def _value(self, element: _Element, schema: Any) -> str:
         """An element as JSON."""
-        types = types_of(schema, self._schemas.root(self.tool))
+        types = self._schemas.tree(self.tool).types(schema)
         text = self.marks.spell("".join(element.text))
         if not element.children:
             if not text.strip() and types & {"array", "object"} and "string" not in types:
@@ -247,38 +246,3 @@ def _joined(members: Iterable[tuple[str, list[str]]]) -> list[str]:
         f"{quoted(name)}: {values[0] if len(values) == 1 else '[' + ', '.join(values) + ']'}"
         for name, values in members
     ]
-
-
-def _member(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> Any:
-    """The schema of an object's member; None where there is none."""
-    schema = resolve(schema, root)
-    if not isinstance(schema, dict) or depth > _SCHEMA_DEEPEST:
-        return None
-    own = schema.get("properties")
-    if isinstance(own, dict) and name in own:
-        return own[name]
-    found = _among(schema, lambda inner: _member(inner, name, root, depth + 1))
-    if found is not None:
-        return found
-    others = schema.get("additionalProperties")
-    return others if isinstance(others, dict) else None
-
-
-def _items(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
-    """The schema of a list's elements; None where there is none."""
-    schema = resolve(schema, root)
-    if not isinstance(schema, dict) or depth > _SCHEMA_DEEPEST:
-        return None
-    own = schema.get("items")
-    return own if isinstance(own, dict) else _among(schema, lambda inner: _items(inner, root, depth + 1))
-
-
-def _among(schema: Mapping[str, Any], of: Any) -> Any:
-    """The first that one of a schema's alternatives or parts has."""
-    for combiner in ("allOf", "anyOf", "oneOf"):
-        parts = schema.get(combiner)
-        for inner in parts if isinstance(parts, list) else ():
-            found = of(inner)
-            if found is not None:
-                return found
-    return None

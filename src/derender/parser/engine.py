@@ -29,12 +29,29 @@ class FormatParser(CallPlaces):
     def push(self, ids: Sequence[int]) -> list[Event]:
         """The events that these ids complete."""
         text, ends = self._lexer.read(ids)
+        ending = self._options.ending
+        if len({0, *ends}) > len(ends) and ending.isdisjoint(ids):
+            return self._take(text, ends)
+        # A token without text, and one that ends the output unless another follows, belong to the region that the
+        # tokens before them lead to: this is all that a stream knows when it gives them out.
+        events: list[Event] = []
+        first = begin = before = 0
+        for n, end in enumerate(ends):
+            if end == before or ids[n] in ending:
+                events += self._take(text[begin:before], [one - begin for one in ends[first:n]])
+                self.regions.append(self.reasoning)
+                first, begin = n + 1, before
+            before = end
+        return events + self._take(text[begin:], [one - begin for one in ends[first:]])
+
+    def _take(self, text: str, ends: list[int]) -> list[Event]:
+        """The events that this text completes, in which tokens end at `ends`."""
         size = len(self._text)
         self._ends = [size + end for end in ends] if size else ends
         self._text += text
         events = self._run(end=False)
         # A token that is held back in part belongs to the region in which it is held.
-        self.regions += [self._where == "reasoning"] * len(self._ends)
+        self.regions += [self.reasoning] * len(self._ends)
         self._ends = []
         return events
 
@@ -49,6 +66,11 @@ class FormatParser(CallPlaces):
     def calls_ended(self) -> int:
         """How many calls are complete."""
         return self._sink.ended
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the output is in reasoning now."""
+        return self._where == "reasoning"
 
     def take_regions(self) -> list[bool]:
         """For the tokens settled since the last time: whether each was reasoning."""
@@ -131,7 +153,7 @@ class FormatParser(CallPlaces):
         if (
             number
             and self._compiled.grammars[int(number)].table.start_only
-            and (self._content or self._said or (self._space + text[at : found.start()]).strip())
+            and (self._content or self._said or (self._space + self._visible(text[at : found.start()])).strip())
         ):
             self._say(text[at : found.end()])
             return found.end()

@@ -71,7 +71,9 @@ class Rest:
         if body:
             body, self.held = self.held + body, blank
         else:
-            self.held += blank
+            held, self.held = self.held, ""
+            held += blank  # in place: nothing else has it
+            self.held = held
         return end, body, over
 
 

@@ -60,11 +60,13 @@ class Marks:
 
     def spell(self, text: str) -> str:
         """Marked text with every marker spelled out: it is data."""
-        return text if MARK.search(text) is None else text.translate(self.spelled)
+        return text if text.isascii() or MARK.search(text) is None else text.translate(self.spelled)
 
     def show(self, text: str, *, special: bool) -> str:
         """Marked text as visible text; special tokens are left out unless `special`."""
-        return text if MARK.search(text) is None else text.translate(self.spelled if special else self.visible)
+        if text.isascii() or MARK.search(text) is None:
+            return text
+        return text.translate(self.spelled if special else self.visible)
 
 
 def _added_id(tokenizer: Tokenizer, text: str) -> int | None:
@@ -136,19 +138,20 @@ class Lexer:
 class Partial:
     """Tells how much of the end of a text may still become one of some literals."""
 
-    __slots__ = ("_ends", "_longest", "_starts")
+    __slots__ = ("_ends", "_starts", "longest")
 
     def __init__(self, literals: Iterable[str]) -> None:
         self._starts = frozenset(text[:n] for text in literals for n in range(1, len(text)))
         self._ends = frozenset(start[-1] for start in self._starts)
-        self._longest = max(map(len, self._starts), default=0)
+        self.longest = max(map(len, self._starts), default=0)
+        """The most characters that `held` tells."""
 
     def held(self, text: str, start: int = 0) -> int:
         """The length of the longest end of `text[start:]` that is the beginning of a literal, not all of it."""
         if not text or text[-1] not in self._ends:
             return 0
         size = len(text)
-        for n in range(min(self._longest, size - start), 0, -1):
+        for n in range(min(self.longest, size - start), 0, -1):
             if text[size - n :] in self._starts:
                 return n
         return 0

@@ -258,12 +258,20 @@ class MembersReader(Reader):
         sink.arguments(self.before)
         self.before = ""
 
+    def _hold(self, text: str) -> None:
+        """Hold back more, in time that is linear in it."""
+        held, self.held = self.held, ""
+        held += text  # in place: nothing else has it
+        self.held = held
+
     def _give(self, text: str, sink: Sink) -> None:
         text = self.marks.spell(text)
         if self.named:
             sink.arguments(text)
         else:
-            self.before += text
+            before, self.before = self.before, ""
+            before += text  # in place: nothing else has it
+            self.before = before
 
     def _args(self, text: str, at: int, sink: Sink) -> int:
         end = self.scan.feed(text, at)
@@ -299,7 +307,7 @@ class MembersReader(Reader):
     def _text(self, text: str, at: int, sink: Sink) -> int:
         """Arguments given as a JSON string: decoded once, if what comes out is an object."""
         end, said = self.string.feed(text, at)
-        self.held += text[at:end]
+        self._hold(text[at:end])
         if said.strip():
             if said.lstrip().startswith("{"):
                 self.phase, self.held = "inner", ""
@@ -323,6 +331,9 @@ class MembersReader(Reader):
 
     def _inner_said(self, said: str, sink: Sink) -> None:
         """Give out decoded arguments, but for white space that may be their last."""
+        if not (self.string.done or said.strip()):
+            self._hold(said)
+            return
         said = self.held + said
         body = said.rstrip()
         self.held = "" if self.string.done else said[len(body) :]

@@ -7,10 +7,11 @@ import re
 from typing import Any, Literal
 
 from derender.formats.table import Typing
-from derender.parser.coerce import STRING, ToolSchemas, coerce, named_types
+from derender.parser.coerce import STRING, ToolSchemas, coerce
 from derender.parser.json_text import is_json, quoted
 from derender.parser.marks import Marks
 from derender.parser.reader import Reader
+from derender.parser.schema import named_types
 from derender.parser.shape import Count, Plain, Shape, checked, must
 from derender.parser.sink import Sink
 from derender.parser.structure import Ahead, Structure, Verdict
@@ -251,7 +252,7 @@ class ParametersReader(Reader):
         """A value's next characters: what may yet be framing is kept back."""
         if not piece:
             return
-        if self.kind != "text":
+        if self.kind != "text" or (self._table.trim and not self._table.newline and piece.isspace()):
             self.held.append(piece)
             return
         piece = "".join(self.held) + piece

@@ -42,6 +42,11 @@ class PlainParser:
         """How many calls are complete: there are none."""
         return 0
 
+    @property
+    def reasoning(self) -> bool:
+        """Whether the output is in reasoning now: it never is."""
+        return False
+
     def take_regions(self) -> list[bool]:
         """For the tokens since the last time: none was reasoning."""
         return []

@@ -112,8 +112,13 @@ class Sink:
 
 
 def _is_json(text: str) -> bool:
+    """Whether text is JSON, which knows no `NaN`, and numbers of any length."""
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_refuse, parse_int=len)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)

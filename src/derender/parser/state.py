@@ -58,6 +58,7 @@ class ParserOptions:
     `calls`: whether calls are read at all. `complete`: whether a call is given only when it is whole. `trim`: whether
     white space at the ends of a region belongs to nothing. `show_special`: whether special tokens that are no markers
     are visible. `strip_blank`: whether a leading blank is dropped. `name`: of the tool that the request demands.
+    `ending`: ids that end the output, unless another follows.
     """
 
     start: str = "content"
@@ -67,6 +68,7 @@ class ParserOptions:
     show_special: bool = False
     strip_blank: bool = False
     name: str = ""
+    ending: frozenset[int] = frozenset()
 
 
 class ParserState:
@@ -188,14 +190,25 @@ class ParserState:
 
     # ------------------------------------------------------------------------------------------ giving out text
 
+    def _visible(self, text: str) -> str:
+        """Marked text as the client sees it."""
+        return self._marks.show(text, special=self._options.show_special)
+
+    def _hold(self, text: str) -> None:
+        """Hold back more white space, in time that is linear in it."""
+        space, self._space = self._space, ""
+        space += text  # in place: nothing else has it
+        self._space = space
+
     def _say(self, text: str) -> None:
         """Visible text, white space that may be framing held back."""
-        text = self._space + self._marks.show(text, special=self._options.show_special)
-        self._space = ""
+        text = self._visible(text)
+        held = not text.strip(self._compiled.between if self._sink.index and not self._said else None)
+        if held and (not self._said or self._options.trim or self._compiled.strips):
+            self._hold(text)
+            return
+        text, self._space = self._space + text, ""
         if not self._said:
-            if not text.strip(self._compiled.between if self._sink.index else None):
-                self._space = text
-                return
             self._said = self._content = True
             if self._options.trim:
                 body = text.lstrip()
@@ -225,9 +238,12 @@ class ParserState:
             self._events.append(ContentText(space))
 
     def _think(self, text: str) -> None:
-        text = self._space + self._marks.show(text, special=self._options.show_special)
-        self._space = ""
+        text = self._visible(text)
         reasoning = self._compiled.table.reasoning
+        if self._said and self._space and not text.strip():
+            self._hold(text)
+            return
+        text, self._space = self._space + text, ""
         if self._prefix and text:
             assert reasoning is not None
             if len(text) < len(reasoning.prefix) and reasoning.prefix.startswith(text):

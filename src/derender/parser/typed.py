@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from derender.formats.table import Typing
-from derender.parser.coerce import STRING, Types, coerce
+from derender.parser.coerce import STRING, coerce
 from derender.parser.json_text import is_json, quoted
+from derender.parser.schema import Types
 
 _FIXED: dict[Typing, Types] = {
     Typing.INTEGER: frozenset(("integer", "string")),
