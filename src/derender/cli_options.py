@@ -107,7 +107,13 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="Directory, GGUF file or Hugging Face id of the model.", show_default=False),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's.", rich_help_panel=_MODEL)]
-TokenizerMode = Annotated[str, typer.Option(help="Encoder: auto, tokenizers or fastokens.", rich_help_panel=_MODEL)]
+TokenizerMode = Annotated[
+    str,
+    typer.Option(
+        help="Encoder (tokenizers, fastokens) or vocabulary file (hf, mistral, tekken, tiktoken, sentencepiece, gguf).",
+        rich_help_panel=_MODEL,
+    ),
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the model.", rich_help_panel=_MODEL)]
 TokenizerRevision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of the tokenizer.", rich_help_panel=_MODEL)
@@ -123,7 +129,12 @@ MaxModelLen = Annotated[
 ]
 MaxLogprobs = Annotated[int, typer.Option(min=-1, help="Most logprobs that may be asked for.", rich_help_panel=_MODEL)]
 ChatTemplate = Annotated[
-    str | None, typer.Option(help="Chat template: a file, or the text itself.", rich_help_panel=_MODEL)
+    str | None,
+    typer.Option(
+        help="Chat template: a file, the text itself, the name of one of the model's, or a family whose prompt is made "
+        "by code: harmony, deepseek_v32, deepseek_v4, deepseek_v41, kimi_k3, inkling, mistral, mistral:v7.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 ContentFormat = Annotated[
     str, typer.Option(help="How the template wants content: auto, string or openai.", rich_help_panel=_MODEL)
@@ -265,7 +276,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "uvicorn_log_level": _LEVELS,
     "logprob_wire": ("ids", "placeholders"),
     "max_tokens_over_room": ("refuse", "clamp"),
-    "tokenizer_mode": ("auto", "tokenizers", "fastokens"),
+    "tokenizer_mode": (
+        *("auto", "tokenizers", "fastokens", "hf", "slow", "mistral", "tekken", "tiktoken", "sentencepiece", "gguf"),
+    ),
     "chat_template_content_format": ("auto", "string", "openai"),
     "stop_strings": ("engine", "derender"),
     "tool_strict_level": ("auto", "function", "parameter"),

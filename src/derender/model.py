@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from derender.auto_format import ParserNames, parser_names, shown_format
@@ -51,8 +52,9 @@ from derender.sources import (
     sampling_defaults,
     trim_memory,
 )
-from derender.template.source import TemplateSet
+from derender.template.source import TemplateSet, Vocabulary
 from derender.tokenizer import Tokenizer, TokenizerBroken
+from derender.tokenizer.files import read_json_object
 
 __all__ = ["Model", "ModelLoadError", "ModelSettings"]
 
@@ -72,10 +74,11 @@ class Model:
         self.settings = settings
         self.names = settings.served_model_names or (source.path,)
         self.created = int(time.time())
-        force = None if settings.tokenizer_mode == "auto" else settings.tokenizer_mode
+        mode = settings.tokenizer_mode
+        force = mode if mode in ("tokenizers", "fastokens") else None
         try:
             self.tokenizer = Tokenizer(source.spec, force=force)
-            self.templates = _templates(source, settings.chat_template)
+            self.templates = _templates(source, settings.chat_template, self.tokenizer)
         except (TokenizerBroken, ValueError) as error:
             raise ModelLoadError(f"{source.path}: {error}") from None
         except OSError as error:
@@ -158,11 +161,13 @@ class Model:
     def load(cls, path: str, *, settings: ModelSettings | None = None) -> Model:
         """A model from a Hugging Face directory, a hub id, or a GGUF file. Raises `ModelLoadError`."""
         settings = settings or ModelSettings()
+        mode = settings.tokenizer_mode
         source = find_source(
             path,
             tokenizer=settings.tokenizer,
             revision=settings.revision,
             tokenizer_revision=settings.tokenizer_revision,
+            mode="auto" if mode == "tokenizers" or mode == "fastokens" else mode,
         )
         model = cls(source, settings)
         del source
@@ -304,11 +309,23 @@ def _start_region(formats: Formats) -> Callable[[Sequence[int], Mapping[str, Any
     return region
 
 
-def _templates(source: ModelSource, chosen: str | None) -> TemplateSet | None:
-    if source.directory is not None:
-        found = TemplateSet.load(source.directory, chat_template=chosen)
-    elif chosen is not None:
-        found = TemplateSet.load(None, chat_template=chosen)
-    else:
-        found = TemplateSet(source.templates)
+def _templates(source: ModelSource, chosen: str | None, tokenizer: Tokenizer) -> TemplateSet | None:
+    found = TemplateSet.of_model(
+        source.directory,
+        templates=source.templates,
+        chat_template=chosen,
+        vocabulary=Vocabulary(
+            token_id=tokenizer.token_id, encode=lambda text: tokenizer.encode(text, add_special_tokens=False)
+        ),
+        config=_config(source),
+    )
     return found or None
+
+
+def _config(source: ModelSource) -> Mapping[str, Any]:
+    """The model's config.json; where another tokenizer is used and the model is not a local directory, that of the
+    tokenizer. Empty for a GGUF file."""
+    for directory in (Path(source.path).expanduser(), source.directory):
+        if directory is not None and (found := read_json_object(directory / "config.json")):
+            return found
+    return {}

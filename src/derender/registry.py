@@ -43,6 +43,7 @@ class ModelRegistry:
                 max_model_len=model.max_model_len,
                 permission=[ModelPermission(id=f"modelperm-{secrets.token_hex(8)}", created=model.created)],
                 derender={
+                    "tokenizer": model.tokenizer.source,
                     "encoder": model.tokenizer.encoder.name,
                     "encoder_fallback": model.tokenizer.encoder.reason,
                     "tool_call_parser": model.parsers.tool,

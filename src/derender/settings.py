@@ -12,13 +12,16 @@ class ModelSettings:
     """Settings of one model. Defaults are those of `derender serve`.
 
     `chat_template`: a file, the name of one of the model's templates, or a template's text. `max_model_len`: tokens.
+    `tokenizer_mode`: an encoder (tokenizers, fastokens) or a kind of vocabulary file; vLLM's words are among them.
     `format_file`: a TOML file with an output format, in the place of the two parsers.
     `stop_strings`: who looks for them, the engine or derender.
     """
 
     served_model_names: tuple[str, ...] = ()
     tokenizer: str | None = None
-    tokenizer_mode: Literal["auto", "tokenizers", "fastokens"] = "auto"
+    tokenizer_mode: Literal[
+        "auto", "tokenizers", "fastokens", "hf", "slow", "mistral", "tekken", "tiktoken", "sentencepiece", "gguf"
+    ] = "auto"
     revision: str | None = None
     tokenizer_revision: str | None = None
     max_model_len: int | None = None

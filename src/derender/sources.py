@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from derender.tokenizer.files import (
-    TokenizerBroken,
-    TokenizerSpec,
-    read_json_object,
-    read_tokenizer_directory,
-    tokenizer_spec,
-)
+import msgspec
+
+from derender.tokenizer.directory import SourceMode, find_vocabulary, read_tokenizer_directory
+from derender.tokenizer.files import TokenizerBroken, TokenizerSpec, read_json_object, tokenizer_spec
 from derender.tokenizer.gguf import GgufBroken, read_gguf_metadata
 from derender.tokenizer.gguf_tokenizer import GgufUnsupported, gguf_vocabulary
 
@@ -24,7 +21,9 @@ HUB_FILES = (
     "*.jinja",
     "additional_chat_templates/*.jinja",
     "*.model",
+    "*.model.v*",
     "*.tiktoken",
+    "tokenization_*.py",  # read for the pattern of a rank file, never run
 )
 HUB_IGNORED = ("*.safetensors.index.json", "pytorch_model*.json", "*.bin.index.json")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -65,15 +64,25 @@ class ModelSource:
 
 
 def find_source(
-    path: str, *, tokenizer: str | None, revision: str | None, tokenizer_revision: str | None
+    path: str,
+    *,
+    tokenizer: str | None,
+    revision: str | None,
+    tokenizer_revision: str | None,
+    mode: SourceMode = "auto",
 ) -> ModelSource:
-    """The files of a model. Raises `ModelLoadError`."""
+    """The files of a model. `mode`: which kind of vocabulary file to take. Raises `ModelLoadError`."""
     try:
         if path.endswith(".gguf"):
-            return _gguf(path)
+            if mode not in ("auto", "gguf"):
+                raise ModelLoadError(f"{path}: --tokenizer-mode {mode} does not go with a GGUF file")
+            return _gguf(path, Path(path))
         directory = _directory(path, revision)
         other = _directory(tokenizer, tokenizer_revision or revision) if tokenizer else directory
-        return _hugging_face(path, directory, other)
+        file, others = find_vocabulary(other, mode)
+        if file.kind == "gguf":
+            return _gguf(path, file.path, others)
+        return _hugging_face(path, directory, other, mode)
     except (TokenizerBroken, GgufBroken, GgufUnsupported) as error:
         raise ModelLoadError(f"{path}: {error}") from None
     except OSError as error:
@@ -106,9 +115,10 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise ModelLoadError(f"{name}: not a local directory, and not to be had from the hub: {first[:200]}") from None
 
 
-def _hugging_face(path: str, directory: Path, tokenizer: Path) -> ModelSource:
-    spec = read_tokenizer_directory(tokenizer)
-    config = read_json_object(directory / "config.json")
+def _hugging_face(path: str, directory: Path, tokenizer: Path, mode: SourceMode) -> ModelSource:
+    spec = read_tokenizer_directory(tokenizer, mode=mode)
+    # Mistral's own format has params.json in its place.
+    config = read_json_object(directory / "config.json") or read_json_object(directory / "params.json")
     generation = read_json_object(directory / "generation_config.json")
     text = config.get("text_config")
     text = {**config, **text} if isinstance(text, dict) else config
@@ -126,11 +136,11 @@ def _hugging_face(path: str, directory: Path, tokenizer: Path) -> ModelSource:
     )
 
 
-def _gguf(path: str) -> ModelSource:
+def _gguf(path: str, file: Path, others: tuple[str, ...] = ()) -> ModelSource:
     """A GGUF file alone: vocabulary, merges, special tokens and chat template are in its metadata."""
-    if not Path(path).is_file():
+    if not file.is_file():
         raise ModelLoadError(f"{path}: no such file")
-    vocabulary = gguf_vocabulary(read_gguf_metadata(path))
+    vocabulary = gguf_vocabulary(read_gguf_metadata(file))
     tokens = {i: token for token, i in _named_ids(vocabulary.tokenizer_json)}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name in ("bos", "eos", "pad", "unk"):
@@ -139,7 +149,9 @@ def _gguf(path: str) -> ModelSource:
             config[f"{name}_token"] = tokens[token_id]
     return ModelSource(
         path=path,
-        spec=tokenizer_spec(_gguf_reader(path), config=config),
+        spec=msgspec.structs.replace(
+            tokenizer_spec(_gguf_reader(file), config=config, source=f"{file.name} (GGUF)"), others=others
+        ),
         directory=None,
         templates=vocabulary.chat_templates,
         max_model_len=vocabulary.context_length,
@@ -149,7 +161,7 @@ def _gguf(path: str) -> ModelSource:
     )
 
 
-def _gguf_reader(path: str) -> Callable[[], bytes]:
+def _gguf_reader(path: Path) -> Callable[[], bytes]:
     def read() -> bytes:
         tree = gguf_vocabulary(read_gguf_metadata(path)).tokenizer_json
         return json.dumps(tree, ensure_ascii=False).encode("utf-8")

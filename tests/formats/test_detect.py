@@ -313,6 +313,7 @@ def test_auto_is_told_and_read(tmp_path: Path) -> None:
     )
     card = ModelRegistry([model]).cards()[0].derender
     assert card == {
+        "tokenizer": "tokenizer.json",
         "encoder": "fastokens",
         "encoder_fallback": "",
         "tool_call_parser": "hermes",
@@ -335,7 +336,7 @@ def test_names_are_kept(tmp_path: Path) -> None:
     assert (model.parsers.tool, model.parsers.reasoning) == ("qwen3_xml", None)
     plain = load(tmp_path / "plain", _HYBRID)
     assert (plain.parsers.tool, plain.parsers.reasoning, plain.formats) == (None, None, None)
-    assert describe_model(plain)[-1] == "  chat template found"
+    assert list(describe_model(plain)[-2:]) == ["  chat template found", "  tokenizer from tokenizer.json"]
 
 
 @pytest.mark.parametrize(

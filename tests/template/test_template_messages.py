@@ -36,6 +36,10 @@ def in_order(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def exact(*messages: Any) -> list[dict[str, Any]]:
+    return normalize_messages(messages, content_format="exact", developer_role=True, model_name="the-model")
+
+
 # ------------------------------------------------------------------------------------ content
 
 
@@ -80,6 +84,65 @@ def in_order(value: Any) -> str:
 def test_content(message: dict[str, Any], as_string: str, as_parts: Any) -> None:
     assert strings(message)[0]["content"] == as_string
     assert parts(message)[0]["content"] == as_parts
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        (HI, "hi"),
+        ({"role": "user"}, ""),
+        ({"role": "assistant", "content": None}, ""),
+        ({"role": "tool", "tool_call_id": "c", "content": PARTS}, PARTS),
+        ({"role": "user", "content": ["a", {"type": "input_text", "text": "b"}]}, ["a", "b"]),
+        ({"role": "system", "content": "x-anthropic-billing-header: 1"}, ""),
+    ],
+)
+def test_exact_content(message: dict[str, Any], kept: Any) -> None:
+    texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in kept]
+    assert exact(message)[0]["content"] == (kept if isinstance(kept, str) else texts)
+
+
+def test_exact_thinking_parts() -> None:
+    thoughts = [{"type": "thinking", "thinking": "a"}, {"type": "thinking", "thinking": "b", "closed": False}]
+    assert exact({"role": "assistant", "content": thoughts})[0]["content"] == [
+        {"type": "thinking", "thinking": "a", "closed": True},
+        {"type": "thinking", "thinking": "b", "closed": False},
+    ]
+    assert strings({"role": "assistant", "content": thoughts})[0]["content"] == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [('{"a":  1}', '{"a":  1}'), ("", ""), ("oops", "oops"), (None, {}), ({"a": 1}, {"a": 1})],
+)
+def test_exact_arguments(arguments: Any, kept: Any) -> None:
+    assert exact(calls(arguments))[0]["tool_calls"][0]["function"]["arguments"] == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ('{"a":  1}', {"a": 1}),
+        ("", ""),
+        ("oops", "oops"),
+        ("[1]", "[1]"),
+        ("null", "null"),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+    ],
+)
+def test_arguments_beside_parts(arguments: Any, kept: Any) -> None:
+    message = {**calls(arguments), "content": PARTS}
+    made = normalize_messages([message], content_format="parts", developer_role=True, model_name="m")
+    assert made[0]["tool_calls"][0]["function"]["arguments"] == kept
+    assert made[0]["content"] == PARTS
+
+
+@pytest.mark.parametrize("arguments", ["\ud800", 5, ["x"]])
+def test_exact_arguments_that_are_refused(arguments: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        exact(calls(arguments))
+    assert caught.value.param == "messages.0.tool_calls.0.function.arguments"
 
 
 @pytest.mark.parametrize("part", ["image_url", "input_audio", "video_url", "file", "image_embeds", "prompt_embeds"])
@@ -324,7 +387,7 @@ wild = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(wild, min_size=1, max_size=4), st.sampled_from(["string", "openai"]), st.booleans())
+@given(st.lists(wild, min_size=1, max_size=4), st.sampled_from(["string", "openai", "parts", "exact"]), st.booleans())
 def test_any_messages(messages: list[Any], style: ContentFormat, developer_role: bool) -> None:
     before = copy.deepcopy(messages)
     try:
@@ -339,7 +402,7 @@ def test_any_messages(messages: list[Any], style: ContentFormat, developer_role:
         assert all(message["role"] != "developer" for message in result)
     for message in result:
         assert isinstance(message["content"], (str, list))
-        assert isinstance(message["content"], str) or style == "openai"
+        assert isinstance(message["content"], str) or style != "string"
 
 
 def test_five_megabytes_take_no_time() -> None:

@@ -75,11 +75,40 @@ def test_spellings() -> None:
     assert spm.piece("<0xE2>") == b"\xe2"
     assert spm.piece("▁▁a") == b"  a"
     assert spelling({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}).strips_leading_blank is False
-    assert spelling(None) == Spelling()
+    assert spelling(None) == Spelling(word_mark="", strips_leading_blank=True)  # the library joins with blanks
 
 
 @pytest.mark.parametrize(
-    "decoder", [{"type": "WordPiece", "prefix": "##"}, {"type": "Strip", "content": "x", "start": 3, "stop": 0}]
+    ("decoder", "tokens", "pieces"),
+    [
+        ({"type": "WordPiece", "prefix": "##"}, ["the", "##ing", ".", "n't", "#"], [" the", "ing", ".", "n't", " #"]),
+        ({"type": "WordPiece", "prefix": "##", "cleanup": False}, [".", "##."], [" .", "."]),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, ["lo", "w</w>"], ["lo", "w "]),
+        (None, ["a", "b"], [" a", " b"]),
+        (
+            {
+                "type": "Sequence",
+                "decoders": [{"type": "Strip", "content": "_", "start": 2, "stop": 1}, {"type": "Fuse"}],
+            },
+            ["___a__", "_"],
+            ["_a_", ""],
+        ),
+        ({"type": "Metaspace", "replacement": "_", "prepend_scheme": "first"}, ["_a_b"], [" a b"]),
+    ],
+)
+def test_each_decoder_token_by_token(decoder: dict | None, tokens: list[str], pieces: list[str]) -> None:
+    how = spelling(decoder)
+    assert [how.piece(token).decode() for token in tokens] == pieces
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True},
+        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": "x", "start": 3, "stop": 0}]},
+        {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""},
+        {"type": "Sequence", "decoders": [{"type": "ByteLevel"}, {"type": "ByteFallback"}]},
+    ],
 )
 def test_an_unknown_decoder_is_refused(decoder: dict) -> None:
     with pytest.raises(TokenizerBroken, match="decoder"):
@@ -93,3 +122,12 @@ def test_an_added_token_keeps_its_own_spelling() -> None:
     tree["added_tokens"].append({**tree["added_tokens"][-1], "id": new, "content": "éĠ", "special": False})
     tokenizer = from_json(json.dumps(tree), {"eos_token": "<|im_end|>"})
     assert tokenizer.decode([new]) == "éĠ"
+
+
+def test_an_added_token_goes_through_the_decoder() -> None:
+    """Gemma 3 lists its runs of blanks as added tokens."""
+    tree = json.loads(byte_fallback_json())
+    new = byte_fallback().vocab_size
+    tree["added_tokens"].append({**tree["added_tokens"][-1], "id": new, "content": "▁▁", "special": False})
+    tokenizer = from_json(json.dumps(tree), {})
+    assert tokenizer.decode([259, new]) == "Hello  "

@@ -58,11 +58,11 @@ def test_a_refusal_falls_back_and_a_forced_encoder_does_not(monkeypatch: pytest.
     tokenizer = from_json(byte_level_json(), {})
     assert tokenizer.encoder.reason == "it refuses this tokenizer: unsupported pre-tokenizer"
     with pytest.raises(TokenizerBroken, match="fastokens cannot be used"):
-        Tokenizer(tokenizer._reload(), force="fastokens")
+        Tokenizer(tokenizer.reload(), force="fastokens")
 
 
 def test_the_reference_can_be_forced() -> None:
-    tokenizer = Tokenizer(byte_level()._reload(), force="tokenizers")
+    tokenizer = Tokenizer(byte_level().reload(), force="tokenizers")
     assert tokenizer.encoder == encoder.EncoderChoice("tokenizers", "asked for by --tokenizer-mode")
     assert tokenizer.encode("Hello there") == byte_level().encode("Hello there")
 

@@ -338,6 +338,51 @@ def test_an_id_outside_the_vocabulary_counts_as_not_stated() -> None:
     assert (vocabulary.pad_token_id, vocabulary.bos_token_id) == (None, None)
 
 
+# ---- Unigram and WordPiece -----------------------------------------------------------------------------------------
+
+
+def unigram(**more: Any) -> dict[str, Any]:
+    """Ids 0 to 2 are <pad>, </s>, <unk>, from 3 the pieces."""
+    pieces = {"▁": -3.0, "a": -4.0, "b": -4.0, "▁ab": -2.0, "ab": -5.0}
+    metadata = {
+        "general.architecture": "t5",
+        KEY + "model": "t5",
+        KEY + "tokens": ["<pad>", "</s>", "<unk>", *pieces],
+        KEY + "scores": [0.0, 0.0, 0.0, *pieces.values()],
+        KEY + "token_type": [CONTROL, CONTROL, UNKNOWN, *[NORMAL] * len(pieces)],
+        KEY + "eos_token_id": 1,
+        KEY + "unknown_token_id": 2,
+    }
+    return metadata | {KEY + name: value for name, value in more.items()}
+
+
+def test_a_unigram_vocabulary_takes_the_best_sum() -> None:
+    vocabulary = gguf_vocabulary(unigram(remove_extra_whitespaces=True, add_eos_token=True))
+    assert encode(vocabulary, " ab  bab", fast=False) == [6, 3, 5, 7]
+    assert encode(vocabulary, "a日本", special=True, fast=False) == [3, 4, 2, 1]
+    assert decode(vocabulary, [6, 3, 5]) == "ab b"
+    plain = gguf_vocabulary(unigram(add_space_prefix=False))
+    assert encode(plain, "ab", fast=False) == [7]
+
+
+def test_a_word_piece_vocabulary_marks_what_goes_on_a_word() -> None:
+    words = ["▁play", "ing", "▁.", "[unused0]"]
+    metadata = {
+        "general.architecture": "bert",
+        KEY + "model": "bert",
+        KEY + "tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words],
+        KEY + "token_type": [CONTROL] * 4 + [NORMAL] * len(words),
+        KEY + "cls_token_id": 2,
+        KEY + "seperator_token_id": 3,
+        KEY + "unknown_token_id": 1,
+    }
+    vocabulary = gguf_vocabulary(metadata)
+    assert encode(vocabulary, "PLÁYING.", fast=False) == [4, 5, 6]
+    assert encode(vocabulary, "play x", special=True, fast=False) == [2, 4, 1, 3]
+    assert decode(vocabulary, [4, 5, 6]) == "playing."
+    assert (vocabulary.bos_token_id, vocabulary.eos_token_ids) == (2, (3,))
+
+
 # ---- What is refused -----------------------------------------------------------------------------------------------
 
 
@@ -347,7 +392,9 @@ def test_an_id_outside_the_vocabulary_counts_as_not_stated() -> None:
         (byte_level("brand-new"), "tokenizer.ggml.pre 'brand-new' is not supported"),
         (byte_level("default"), "tokenizer.ggml.pre 'default' is not supported"),
         (byte_level(None), "tokenizer.ggml.pre is missing"),
-        (byte_level(model="t5"), "tokenizer.ggml.model 't5' is not supported"),
+        (byte_level(model="rwkv"), "tokenizer.ggml.model 'rwkv' is not supported"),
+        (byte_level(model="t5"), "tokenizer.ggml.token_type has no unknown token"),
+        (byte_level(model="bert"), "tokenizer.ggml.unknown_token_id is missing"),
         (byte_level(model=None), "tokenizer.ggml.model None is not supported"),
         (byte_level(tokens=None), "tokenizer.ggml.tokens is missing"),
         (byte_level(token_type=None), "tokenizer.ggml.token_type is missing"),
@@ -373,7 +420,7 @@ def test_an_id_outside_the_vocabulary_counts_as_not_stated() -> None:
         ),
         (sentencepiece({"a": 0.0, "ab": float("nan")}), "a score that is no number"),
         (sentencepiece({"a": 0.0, "a" * 513: -1.0}), "longer than 512 characters"),
-        (sentencepiece(extra={"ab▁a": UNUSED}), "marks 'ab▁a' unused"),
+        (sentencepiece(extra={"ab▁a": UNUSED}), "is for 'ab▁a', which is marked unused"),
         (sentencepiece(extra={"  ": USER_DEFINED}), "user-defined tokens that hold spaces"),
         (sentencepiece(remove_extra_whitespaces=True), "tokenizer.ggml.remove_extra_whitespaces"),
         (sentencepiece() | {"general.architecture": "gemma2"}, "tokenizer.ggml.model 'llama' of gemma2"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from derender.parser.calls import LONGEST_HEADER, CallPlaces
 from derender.parser.compiled import Search
-from derender.parser.events import Event, ReasoningText
+from derender.parser.events import Event, ReasoningText, joined
 from derender.parser.marks import MARK
 from derender.parser.state import HEADER, ParserOptions
 
@@ -42,7 +42,8 @@ class FormatParser(CallPlaces):
                 self.regions.append(self.reasoning)
                 first, begin = n + 1, before
             before = end
-        return events + self._take(text[begin:], [one - begin for one in ends[first:]])
+        events += self._take(text[begin:], [one - begin for one in ends[first:]])
+        return joined(events)
 
     def _take(self, text: str, ends: list[int]) -> list[Event]:
         """The events that this text completes, in which tokens end at `ends`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import msgspec
 
 
@@ -39,3 +41,14 @@ class ToolCallEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = ContentText | ReasoningText | ToolCallBegin | ToolCallArguments | ToolCallEnd
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """The same with texts of one kind that follow each other as one."""
+    found: list[Event] = []
+    for kind, same in groupby(events, type):
+        if kind is ContentText or kind is ReasoningText:
+            found.append(kind("".join([event.text for event in same if isinstance(event, kind)])))
+        else:
+            found += same
+    return found

@@ -27,12 +27,21 @@ def describe_model(model: Model) -> Sequence[str]:
     served = ", ".join(model.names)
     encoder = model.tokenizer.encoder
     reason = f" (not fastokens: {encoder.reason})" if encoder.reason else ""
+    others = f" (also there: {', '.join(model.tokenizer.other_sources)})" if model.tokenizer.other_sources else ""
     assumed = "" if model.max_model_len_known else " (assumed: the model does not say; set --max-model-len)"
     told = (f"  output format: {model.parsers.told}",) if model.parsers.told else ()
     return (
         f"Model: {served}" + (f" ({model.path})" if model.path != served else ""),
         f"  vocabulary {model.vocab_size} tokens, context {model.max_model_len} tokens{assumed}",
         f"  encoder {encoder.name}{reason}",
-        "  chat template found" if model.templates is not None else "  no chat template: chat requests will be refused",
+        _template(model),
+        f"  tokenizer from {model.tokenizer.source}{others}",
         *told,
     )
+
+
+def _template(model: Model) -> str:
+    if model.templates is None:
+        return "  no chat template: chat requests will be refused"
+    told = model.templates.told
+    return f"  chat template: {told}" if told else "  chat template found"

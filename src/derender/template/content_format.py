@@ -14,7 +14,10 @@ from jinja2 import nodes
 
 __all__ = ["ContentFormat", "detect_content_format"]
 
-ContentFormat = Literal["string", "openai"]
+ContentFormat = Literal["string", "openai", "parts", "exact"]
+"""What a template wants: texts; lists of parts; or, for prompts made by code, what the request has, a text or its parts
+("parts"), and also the arguments of calls as they were written ("exact"). No Jinja template is found to want the last
+two."""
 
 
 class _Unclear(Exception):

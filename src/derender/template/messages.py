@@ -62,8 +62,9 @@ def normalize_messages(
     `messages` are decoded JSON objects; they are not changed. Text parts are joined by a newline for "string"; for
     "openai" text becomes one part, except in tool messages, whose parts become one string where all are text
     (vllm#39614). Arguments of tool calls become mappings (Qwen3#1894): empty and null give `{}`, anything else that is
-    not a JSON object is refused. Where the template lacks the role developer, it becomes system, and all system
-    messages then become one at the front.
+    not a JSON object is refused. For "parts" and "exact" texts and lists of parts stay what they are, parts of type
+    thinking too, and arguments that are no JSON object stay the text that they are, for "exact" also others. Where the
+    template lacks the role developer, it becomes system, and all system messages then become one at the front.
 
     Raises InvalidBody or BadRequest whose `param` names the place, as `messages.2.content.0.type`; `model_name` is
     what the error about images, audio and files calls the model.
@@ -73,7 +74,12 @@ def normalize_messages(
     if not messages:
         raise BadRequest("messages must not be empty", param="messages")
     conversation = [
-        _message(message, index, parts=content_format == "openai", model_name=model_name)
+        _message(
+            message,
+            index,
+            style=content_format,
+            model_name=model_name,
+        )
         for index, message in enumerate(messages)
     ]
     if not developer_role and any(message["role"] == "developer" for message in conversation):
@@ -81,16 +87,17 @@ def normalize_messages(
     return conversation
 
 
-def _message(message: Any, index: int, *, parts: bool, model_name: str) -> dict[str, Any]:
+def _message(message: Any, index: int, *, style: ContentFormat, model_name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidBody(f"messages.{index} must be an object", param=f"messages.{index}")
     role = message.get("role")
     if not isinstance(role, str):
         _invalid("a string is required" if role is None else "must be a string", "messages", index, "role")
     _check_text(role, "messages", index, "role")
+    parts, exact = style != "string", style in ("parts", "exact")
     result: dict[str, Any] = {
         "role": role,
-        "content": _content(message, index, role=role, parts=parts, model_name=model_name),
+        "content": _content(message, index, role=role, parts=parts, exact=exact, model_name=model_name),
     }
     if role == "assistant":
         calls = message.get("tool_calls")
@@ -99,7 +106,7 @@ def _message(message: Any, index: int, *, parts: bool, model_name: str) -> dict[
                 _invalid("must be a list", "messages", index, "tool_calls")
             # An empty list takes some templates off the path of a plain assistant message.
             if calls:
-                result["tool_calls"] = [_call(call, index, number) for number, call in enumerate(calls)]
+                result["tool_calls"] = [_call(call, index, number, style=style) for number, call in enumerate(calls)]
         key = "reasoning" if message.get("reasoning") is not None else "reasoning_content"
         reasoning = message.get(key)
         if reasoning is not None:
@@ -118,36 +125,36 @@ def _message(message: Any, index: int, *, parts: bool, model_name: str) -> dict[
     return result
 
 
-def _content(message: Mapping[str, Any], index: int, *, role: str, parts: bool, model_name: str) -> Any:
+def _content(message: Mapping[str, Any], index: int, *, role: str, parts: bool, exact: bool, model_name: str) -> Any:
     content = message.get("content")
     if isinstance(content, str):
         _check_text(content, "messages", index, "content")
         if role == "system" and content.startswith(_BILLING_HEADER):
             content = content.partition("\n")[2]
             if not content:
-                return [] if parts else ""
-        return [{"type": "text", "text": content}] if parts and role != "tool" else content
+                return [] if parts and not exact else ""
+        return [{"type": "text", "text": content}] if parts and not exact and role != "tool" else content
     if content is None:
         if "content" in message and role not in ("assistant", "function"):
             _invalid("must be a string or a list of parts", "messages", index, "content")
-        return [] if parts and role != "tool" else ""
+        return [] if parts and not exact and role != "tool" else ""
     if not isinstance(content, list):
         _invalid("must be a string or a list of parts", "messages", index, "content")
     found: list[_Part] = []
     for number, part in enumerate(content):
-        read = _part(part, index, number, parts=parts, model_name=model_name)
+        read = _part(part, index, number, parts=parts, exact=exact, model_name=model_name)
         if role == "system" and _is_text(part):
             read = _without_billing_header(read)
         if read:  # empty strings do not bring a newline with them
             found.append(read)
     if not parts:
         return "\n".join(found)  # type: ignore[arg-type]  # strings only, as `parts` is false
-    if role == "tool" and all(part["type"] == "text" for part in found):  # type: ignore[index]
+    if role == "tool" and not exact and all(part["type"] == "text" for part in found):  # type: ignore[index]
         return "\n".join(part["text"] for part in found)  # type: ignore[index]
     return found
 
 
-def _part(part: Any, index: int, number: int, *, parts: bool, model_name: str) -> _Part | None:
+def _part(part: Any, index: int, number: int, *, parts: bool, exact: bool, model_name: str) -> _Part | None:
     """One part as text, or as an object where the template takes parts; None for a part without text."""
     if isinstance(part, str):
         _check_text(part, "messages", index, "content", number)
@@ -165,6 +172,8 @@ def _part(part: Any, index: int, number: int, *, parts: bool, model_name: str) -
         _check_text(text, "messages", index, "content", number, key)
         if not parts:
             return text
+        if exact and kind == "thinking":
+            return {"type": "thinking", "thinking": text, "closed": part.get("closed") is not False}
         result = {"type": "text", "text": text}
         if len(part) > 2:
             result.update((name, value) for name, value in part.items() if name not in _PART_KEYS)
@@ -201,7 +210,7 @@ def _without_billing_header(part: _Part | None) -> _Part | None:
     return {**part, "text": rest} if isinstance(part, dict) else rest
 
 
-def _call(call: Any, index: int, number: int) -> dict[str, Any]:
+def _call(call: Any, index: int, number: int, *, style: ContentFormat) -> dict[str, Any]:
     """One tool call of the assistant, its keys in the order that vLLM's request types give."""
     if not isinstance(call, Mapping):
         _invalid("must be an object", "messages", index, "tool_calls", number)
@@ -221,7 +230,14 @@ def _call(call: Any, index: int, number: int) -> dict[str, Any]:
     if not isinstance(name, str):
         _invalid("must be a string", "messages", index, "tool_calls", number, "function", "name")
     _check_text(name, "messages", index, "tool_calls", number, "function", "name")
-    inner = {"arguments": _arguments(function.get("arguments"), index, number), "name": name}
+    arguments = function.get("arguments")
+    if style in ("parts", "exact") and isinstance(arguments, str):
+        _check_text(arguments, "messages", index, "tool_calls", number, "function", "arguments")
+        if style == "parts" and isinstance(parsed := _json(arguments), dict):
+            arguments = parsed
+    else:
+        arguments = _arguments(arguments, index, number)
+    inner = {"arguments": arguments, "name": name}
     if len(function) > 2:
         inner.update((key, value) for key, value in function.items() if key not in ("arguments", "name"))
     result: dict[str, Any] = {"id": identity, "function": inner, "type": "function"}
@@ -242,10 +258,7 @@ def _arguments(value: Any, index: int, number: int) -> dict[str, Any]:
     _check_text(value, *place)
     if value == "{}" or not value or value.isspace():
         return {}
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        parsed = value
+    parsed = _json(value)
     if parsed is None:
         return {}
     if not isinstance(parsed, dict):
@@ -255,6 +268,14 @@ def _arguments(value: Any, index: int, number: int) -> dict[str, Any]:
     if "\\u" in value:  # only an escape can bring a lone surrogate into text that was checked
         _check_text(json.dumps(parsed, ensure_ascii=False), *place)
     return parsed
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text, the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _developer_tools(tools: Any, index: int) -> list[dict[str, Any]] | None:

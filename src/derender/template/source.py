@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from derender.protocol.errors import BadRequest
+from derender.template.coded.choose import CODED_NAMES, Choice, Vocabulary, choose, is_coded_name, named
 from derender.template.jinja import ChatTemplate
 
-__all__ = ["TemplateSet"]
+__all__ = ["TemplateSet", "Vocabulary"]
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -23,7 +24,10 @@ class TemplateSet:
     All are compiled here. Raises TemplateBroken where one does not compile.
     """
 
-    __slots__ = ("_fallback", "_templates")
+    __slots__ = ("_fallback", "_templates", "told")
+
+    told: str
+    """Where the prompt is made by code: which family's, and why. Empty for Jinja templates."""
 
     def __init__(
         self,
@@ -35,8 +39,45 @@ class TemplateSet:
 
         Raises ValueError (TemplateBroken for a text that does not compile) where they are something else.
         """
-        self._templates = {name: ChatTemplate(source, name=name, now=now) for name, source in _named(templates).items()}
+        self._templates: dict[str, ChatTemplate] = {
+            name: ChatTemplate(source, name=name, now=now) for name, source in _named(templates).items()
+        }
         self._fallback = self._templates.get(DEFAULT)
+        self.told = ""
+
+    @classmethod
+    def of(cls, choice: Choice) -> TemplateSet:
+        """The one template of a family that has code in its place."""
+        found = cls(None)
+        found._templates = {DEFAULT: choice.template}
+        found._fallback = choice.template
+        found.told = f"{choice.template.name}, made by code ({choice.reason})"
+        return found
+
+    @classmethod
+    def of_model(
+        cls,
+        directory: Path | None,
+        *,
+        templates: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        vocabulary: Vocabulary,
+        config: Mapping[str, Any],
+    ) -> TemplateSet:
+        """What a model's chats are rendered with: the operator's `chat_template` (as for `load`, or the name of a
+        family with code), else that of a family with code where the model's files show one, else the model's own
+        templates: those of the directory, or without one `templates`, by name.
+
+        Raises ValueError, and OSError where a file cannot be read.
+        """
+        if chat_template is not None:
+            if is_coded_name(chat_template):
+                return cls.of(named(chat_template, vocabulary=vocabulary, directory=directory))
+            return cls.load(directory, chat_template=chat_template)
+        own = cls(templates) if directory is None else cls.load(directory)
+        jinja = "\n".join(template.source for template in own._templates.values()) if own else None
+        choice = choose(vocabulary=vocabulary, directory=directory, config=config, jinja=jinja)
+        return own if choice is None else cls.of(choice)
 
     @classmethod
     def load(
@@ -62,7 +103,8 @@ class TemplateSet:
             return cls(own[chat_template], now=now)
         if not any(sign in chat_template for sign in "{}\n"):
             raise ValueError(
-                f"--chat-template: {chat_template!r} is no file, no template's text and no template's name"
+                f"--chat-template: {chat_template!r} is no file, no template's text, no template's name and none of "
+                f"{', '.join(CODED_NAMES)}"
             )
         return cls(chat_template, now=now)
 

@@ -37,6 +37,7 @@ _BASE = (
     "ab " * 200,
     "=" * 100 + "#" * 50 + "-" * 30,
     "word\u0301 \u0301 \u0301a",
+    " \u180ea \u180e5\n \u180ex",
     "Ünïcödé ÀÈÌ\nmixed\r\nlines\rhere ",
     "▁ ▁a a▁b <0x41> <unk> <s> </s> Ġ Ċ",
     "<|im_start|>system\nYou are.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n",

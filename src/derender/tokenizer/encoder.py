@@ -33,6 +33,8 @@ class Encoder:
         self._lock = threading.Lock()
         self._reference: Any = None
         self._fast: Any = None
+        self._blank_first = spec.blank_first
+        self._splits_special = bool(spec.config.get("split_special_tokens"))
         reason = "asked for by --tokenizer-mode" if force == "tokenizers" else ""
         if not reason:
             reason = self._try_fast(spec)
@@ -44,6 +46,8 @@ class Encoder:
 
     def _try_fast(self, spec: TokenizerSpec) -> str:
         """Load fastokens and hold it against the reference; the reason why not, or an empty string."""
+        if self._splits_special:
+            return "it has no split_special_tokens, which tokenizer_config.json asks for"
         corpus = verification_corpus(token.content for token in spec.added_tokens)
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(_load_fast, spec)  # side by side: both libraries let go of the interpreter meanwhile
@@ -68,28 +72,39 @@ class Encoder:
             if self._reference is None:
                 from tokenizers import Tokenizer
 
-                text = (spec or self._reload()).json_text
+                described = spec or self._reload()
                 try:
-                    reference = Tokenizer.from_str(text.decode("utf-8"))
+                    reference = Tokenizer.from_str(described.json_text.decode("utf-8"))
                 except Exception as error:  # tokenizers raises bare Exception
-                    raise TokenizerBroken(f"tokenizer.json cannot be loaded: {str(error)[:200]}") from None
+                    raise TokenizerBroken(f"{described.source} cannot be loaded: {str(error)[:200]}") from None
                 reference.no_truncation()
                 reference.no_padding()
+                reference.encode_special_tokens = self._splits_special
                 self._reference = reference
             return self._reference
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text; special tokens spelled in it become their ids, as in the reference."""
         encoder = self._fast or self._reference
+        if self._blank_first and text.startswith(self._blank_first):
+            text = "▁" + text
         ids: list[int] = encoder.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry by its spelling, None if there is none."""
+        found: int | None = (self._fast or self._reference).token_to_id(token)
+        return found
 
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids and, for each, its (start, end) in characters of the text. Uses the reference."""
-        encoding = self._load_reference().encode(text, add_special_tokens=add_special_tokens)
-        return encoding.ids, encoding.offsets
+        before = "▁" if self._blank_first and text.startswith(self._blank_first) else ""
+        encoding = self._load_reference().encode(before + text, add_special_tokens=add_special_tokens)
+        if not before:
+            return encoding.ids, encoding.offsets
+        return encoding.ids, [(max(start - 1, 0), max(end - 1, 0)) for start, end in encoding.offsets]
 
 
 def _load_fast(spec: TokenizerSpec) -> Any:

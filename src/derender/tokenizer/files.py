@@ -1,34 +1,25 @@
-"""What a model's directory says of its tokenizer: tokenizer.json and tokenizer_config.json, read once.
+"""A tokenizer's description, as every kind of vocabulary file ends: a tokenizer.json and a tokenizer_config.
 
-`tokenizer.json` is the truth for ids; of `tokenizer_config.json` the special tokens, their flags and added tokens that
-the former lacks are taken, as transformers does.
+The former is the truth for ids; of the latter the special tokens, their flags and added tokens that the former lacks
+are taken, as transformers does.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from derender.tokenizer.options import NAMED_TOKENS, AddedToken, BadOption, added_tokens, changed_parts
+
+__all__ = ["AddedToken", "TokenizerBroken", "TokenizerSpec", "read_json_object", "tokenizer_spec"]
+
 
 class TokenizerBroken(ValueError):
     """A tokenizer that cannot be loaded; one line says what is missing or wrong."""
-
-
-class AddedToken(msgspec.Struct, frozen=True):
-    """A token that is matched in text before anything else."""
-
-    id: int
-    content: str
-    special: bool = False
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = False
 
 
 class _Model(msgspec.Struct):
@@ -40,6 +31,7 @@ class _Model(msgspec.Struct):
 class _TokenizerJson(msgspec.Struct):
     model: _Model
     added_tokens: list[AddedToken] = []
+    pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
 
 
@@ -47,7 +39,13 @@ class TokenizerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tokenizer's description, needed while it is loaded. `json_text` loads with `tokenizers` and fastokens.
 
     `reload` gives the same spec again: the text and the vocabulary are large, and wanted rarely after the load.
+    `source`: the file that the vocabulary came from, and what it is. `others`: files that could have been it, too.
+    `blank_first`: beginnings of a text before which one more "▁" goes, since the library leaves it out.
     """
+
+    source: str = "tokenizer.json"
+    others: tuple[str, ...] = ()
+    blank_first: tuple[str, ...] = ()
 
     json_text: bytes
     reload: Callable[[], TokenizerSpec]
@@ -60,18 +58,6 @@ class TokenizerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decode_json = msgspec.json.Decoder(_TokenizerJson)
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def read_tokenizer_directory(directory: str | os.PathLike[str]) -> TokenizerSpec:
-    """The tokenizer of a Hugging Face directory. Raises `TokenizerBroken`."""
-    folder = Path(directory)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise TokenizerBroken(f"no tokenizer.json in {folder}")
-    config = read_json_object(folder / "tokenizer_config.json")
-    named = read_json_object(folder / "special_tokens_map.json")
-    return tokenizer_spec(path.read_bytes, config={**named, **config})
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -87,8 +73,17 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def tokenizer_spec(read: Callable[[], bytes], *, config: dict[str, Any]) -> TokenizerSpec:
-    """A spec from what reads a tokenizer.json and from a tokenizer_config. Raises `TokenizerBroken`."""
+def tokenizer_spec(
+    read: Callable[[], bytes],
+    *,
+    config: dict[str, Any],
+    source: str = "tokenizer.json",
+    blank_first: tuple[str, ...] = (),
+    listed_apart: Mapping[str, int] | None = None,
+    model_type: str | None = None,
+) -> TokenizerSpec:
+    """A spec from what reads a tokenizer.json and from a tokenizer_config. `listed_apart`: added_tokens.json;
+    `model_type`: of config.json, "" for none, where the class in the config counts. Raises `TokenizerBroken`."""
     try:
         json_text = read()
     except OSError as error:
@@ -100,38 +95,41 @@ def tokenizer_spec(read: Callable[[], bytes], *, config: dict[str, Any]) -> Toke
     vocab = parsed.model.vocab
     if isinstance(vocab, list):
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
-    added = list(parsed.added_tokens)
-    missing = _missing_added_tokens(config, {token.content for token in added})
-    if missing:
-        tree = json.loads(json_text)
-        tree.setdefault("added_tokens", []).extend(msgspec.to_builtins(token) for token in missing)
-        json_text = json.dumps(tree, ensure_ascii=False).encode("utf-8")
-        added += missing
+    try:
+        added = added_tokens(parsed.added_tokens, config=config, vocab=vocab, listed_apart=listed_apart or {})
+    except BadOption as error:
+        raise TokenizerBroken(str(error)) from None
+    parts: dict[str, Any] = {} if added is None else {"added_tokens": added}
+    if model_type is not None:
+        parts |= changed_parts(
+            config,
+            model_type=model_type,
+            byte_fallback=bool(parsed.model.byte_fallback),
+            pre_tokenizer=parsed.pre_tokenizer,
+        )
+    if parts:
+        whole = msgspec.json.decode(json_text, type=dict[str, msgspec.Raw])  # the vocabulary stays the text it is
+        whole |= {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in parts.items()}
+        json_text = msgspec.json.encode(whole)
     return TokenizerSpec(
         json_text=json_text,
-        reload=lambda: tokenizer_spec(read, config=config),
+        reload=lambda: tokenizer_spec(
+            read,
+            config=config,
+            source=source,
+            blank_first=blank_first,
+            listed_apart=listed_apart,
+            model_type=model_type,
+        ),
+        source=source,
+        blank_first=blank_first,
         vocab=vocab,
-        added_tokens=tuple(added),
-        decoder=parsed.decoder,
+        added_tokens=tuple(parsed.added_tokens) if added is None else added,
+        decoder=parts.get("decoder", parsed.decoder),
         model_type=parsed.model.type or "BPE",
         config=config,
         special_tokens=_named_tokens(config),
     )
-
-
-def _missing_added_tokens(config: dict[str, Any], present: set[str]) -> list[AddedToken]:
-    """Entries of `added_tokens_decoder` that tokenizer.json lacks, by id; transformers adds them too."""
-    listed = config.get("added_tokens_decoder")
-    if not isinstance(listed, dict):
-        return []
-    found = []
-    for key, value in listed.items():
-        if isinstance(value, dict) and value.get("content") not in present:
-            try:
-                found.append(msgspec.convert({**value, "id": int(key)}, AddedToken))
-            except (ValueError, msgspec.ValidationError) as error:
-                raise TokenizerBroken(f"added_tokens_decoder.{key} is not an added token: {error}") from None
-    return sorted(found, key=lambda token: token.id)
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -1,21 +1,44 @@
 """Make a Hugging Face tokenizer (the dict of a tokenizer.json) from the metadata of a GGUF file.
 
-A GGUF file holds tokens, types, merges or scores, and the name of a way to cut text (`tokenizer.ggml.pre`). The rest
-is knowledge about model families, and stands here as a table. An entry is here only where the rule of the
-family's own published tokenizer is known; any other name is refused, because a guess would give ids that look right
-and are wrong. Where llama.cpp (src/llama-vocab.cpp) only comes near that rule, as with NFC, which it leaves out, the
-family's own rule is taken: it is what the model was trained with and what other servers do.
+A GGUF file holds tokens, types, merges or scores, and the name of a way to cut text (`tokenizer.ggml.pre`, see
+gguf_families.py). What is not known exactly is refused.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Values of tokenizer.ggml.token_type."""
+from derender.tokenizer.gguf_families import GgufFamily, gguf_family
+from derender.tokenizer.gguf_metadata import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    GgufTokens,
+    GgufUnsupported,
+    get_list,
+    get_value,
+    or_default,
+)
+from derender.tokenizer.score_merges import ScoresUnsupported, merges_of_scores
+from derender.tokenizer.spaced import BYTE_TOKENS, SPACE_TO_MARK, bpe, metaspace, spaced_decoder, squeezed
+
+__all__ = [
+    "BYTE",
+    "CONTROL",
+    "NORMAL",
+    "UNKNOWN",
+    "UNUSED",
+    "USER_DEFINED",
+    "GgufUnsupported",
+    "GgufVocabulary",
+    "gguf_vocabulary",
+]
 
 # fmt: off
 _END_OF_TURN = frozenset((
@@ -26,12 +49,7 @@ _END_OF_TURN = frozenset((
 # fmt: on
 """Texts that end generation wherever they are a control or user-defined token, as in llama.cpp."""
 
-_T = TypeVar("_T")
 _Part = dict[str, Any]
-
-
-class GgufUnsupported(ValueError):
-    """No exact tokenizer can be made from this metadata; the message names the key in one line."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +81,13 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
     Raises GgufUnsupported where tokenizer.ggml.model or tokenizer.ggml.pre is one that cannot be followed exactly, or
     where a key that is needed is missing or malformed.
     """
-    architecture = _get(metadata, "general.architecture", str)
+    architecture = get_value(metadata, "general.architecture", str)
     if architecture is None:
         raise GgufUnsupported("general.architecture is missing")
-    tokens = _Tokens.read(metadata)
-    kind = _get(metadata, "tokenizer.ggml.model", str)
+    tokens = GgufTokens.read(metadata)
+    kind = get_value(metadata, "tokenizer.ggml.model", str)
     if kind == "gpt2":
-        family = _family(metadata)
+        family = gguf_family(metadata)
         parts = _byte_level(metadata, tokens, family)
         bos, eos, unk, add_bos = None, None, None, family.add_bos
     elif kind == "gemma4":
@@ -81,13 +99,24 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
         parts = _sentencepiece(metadata, tokens, architecture)
         # Defaults of llama.cpp for this kind, for files that do not state them.
         bos, eos, unk, add_bos = 1, 2, 0, True
+    elif kind == "t5":
+        parts = _unigram(metadata, tokens)
+        bos, eos, unk, add_bos = None, 1, 2, False
+    elif kind == "bert":
+        parts, tokens = _word_piece(metadata, tokens)
+        bos, eos, unk, add_bos = _token_id(metadata, "cls", tokens, 101), None, 100, True
+        # The key's name is misspelled in files of all ages.
+        ends = _token_id(metadata, "seperator", tokens, _token_id(metadata, "separator", tokens, 102))
+        metadata = {**metadata, "tokenizer.ggml.eos_token_id": ends, "tokenizer.ggml.add_eos_token": True}
     else:
-        raise GgufUnsupported(f"tokenizer.ggml.model {kind!r} is not supported (supported: gpt2, llama, gemma4)")
+        raise GgufUnsupported(
+            f"tokenizer.ggml.model {kind!r} is not supported (supported: gpt2, llama, gemma4, t5, bert)"
+        )
 
     bos = _token_id(metadata, "bos", tokens, bos)
     eos = _token_id(metadata, "eos", tokens, eos)
-    add_bos = _or(_get(metadata, "tokenizer.ggml.add_bos_token", bool), add_bos)
-    add_eos = _or(_get(metadata, "tokenizer.ggml.add_eos_token", bool), False)
+    add_bos = or_default(get_value(metadata, "tokenizer.ggml.add_bos_token", bool), add_bos)
+    add_eos = or_default(get_value(metadata, "tokenizer.ggml.add_eos_token", bool), False)
     tokenizer_json = {
         "version": "1.0",
         "truncation": None,
@@ -108,240 +137,53 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
         eos_token_ids=_end_ids(metadata, tokens, eos),
         add_bos=add_bos,
         add_eos=add_eos,
-        context_length=_get(metadata, f"{architecture}.context_length", int),
+        context_length=get_value(metadata, f"{architecture}.context_length", int),
         vocab_size=len(tokens.texts),
-        name=_get(metadata, "general.name", str),
+        name=get_value(metadata, "general.name", str),
         architecture=architecture,
     )
 
 
-# ---- The ways to cut text ------------------------------------------------------------------------------------------
-
-
-def _split(regex: str) -> _Part:
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-
-
-_BYTES: _Part = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_BYTES_ONLY: _Part = {**_BYTES, "use_regex": False}
-_DIGITS: _Part = {"type": "Digits", "individual_digits": True}
-_DIGIT_RUNS: _Part = {"type": "Digits", "individual_digits": False}
-_PUNCTUATION: _Part = {"type": "Punctuation", "behavior": "Contiguous"}
-
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?%s+|\p{N}%s"
-    r"| ?[^\s%s\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
-    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_LETTERS_OF_DEEPSEEK_LLM = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ"
-    "-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"
-    "ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
-)
-_EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
-
-
-@dataclass(frozen=True)
-class _Family:
-    """How byte-level vocabularies with one tokenizer.ggml.pre cut text."""
-
-    steps: tuple[_Part, ...]
-    nfc: bool = False
-    whole_words: bool = False
-    """A word that is a token is that token, whatever the merges say (tiktoken's rule; `ignore_merges`)."""
-    add_bos: bool = False
-    """What llama.cpp does where tokenizer.ggml.add_bos_token is missing."""
-
-
-_LLAMA3 = _Family((_split(_WORDS % (r"\p{L}", "{1,3}", r"\p{L}")), _BYTES_ONLY), whole_words=True, add_bos=True)
-_GLM4 = _Family(_LLAMA3.steps, whole_words=True)
-_DIGITS_THEN_GPT2 = _Family((_DIGITS, _BYTES))
-_FAMILIES: dict[str, _Family] = {
-    "gpt-2": _Family((_BYTES,)),
-    "mpt": _Family((_BYTES,), nfc=True),
-    "smollm": _DIGITS_THEN_GPT2,
-    "starcoder": _DIGITS_THEN_GPT2,
-    "refact": _DIGITS_THEN_GPT2,
-    "command-r": _Family((_DIGITS, _BYTES), nfc=True),
-    "falcon": _Family((_PUNCTUATION, _BYTES, _DIGIT_RUNS, _split("[0-9][0-9][0-9]"))),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "glm4": _GLM4,
-    "chatglm-bpe": _GLM4,
-    "qwen2": _Family((_split(_WORDS % (r"\p{L}", "", r"\p{L}")), _BYTES_ONLY), nfc=True),
-    "qwen35": _Family((_split(_WORDS % (r"[\p{L}\p{M}]", "", r"\p{L}\p{M}")), _BYTES_ONLY), nfc=True),
-    "deepseek-llm": _Family(
-        (
-            _split("[\r\n]"),
-            _split(rf"\s?[{_LETTERS_OF_DEEPSEEK_LLM}]+"),
-            _split(r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
-            _split(r"\s+$"),
-            _split(_EAST_ASIAN),
-            _DIGITS,
-            _BYTES_ONLY,
-        )
-    ),
-    "deepseek-coder": _Family(
-        (
-            _split("[\r\n]"),
-            _split(r"\s?\p{L}+"),
-            _split(r"\s?\p{P}+"),
-            _split(_EAST_ASIAN),
-            _DIGITS,
-            _BYTES_ONLY,
-        )
-    ),
-    "deepseek-v3": _Family(
-        (
-            _split(r"\p{N}{1,3}"),
-            _split("[一-龥\u3040-ゟ゠-ヿ]+"),
-            _split(
-                "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-                "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
-            ),
-            _BYTES_ONLY,
-        )
-    ),
-    "tekken": _Family((_split(_CASED_WORDS % ("", "", "")), _BYTES_ONLY), whole_words=True, add_bos=True),
-    "gpt-4o": _Family((_split(_CASED_WORDS % (_CONTRACTION, _CONTRACTION, "{1,3}")), _BYTES_ONLY), whole_words=True),
-}
-
-
-def _family(metadata: Mapping[str, Any]) -> _Family:
-    pre = _get(metadata, "tokenizer.ggml.pre", str)
-    if pre is None:
-        raise GgufUnsupported("tokenizer.ggml.pre is missing: how this vocabulary cuts text is not known")
-    family = _FAMILIES.get(pre)
-    if family is None:
-        raise GgufUnsupported(f"tokenizer.ggml.pre {pre!r} is not supported (supported: {', '.join(_FAMILIES)})")
-    return family
-
-
-# ---- Tokens --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens of a file and their types; the index is the id."""
-
-    texts: list[str]
-    types: list[int]
-    vocabulary: dict[str, int]
-    """Ids by text, without padding."""
-
-    @classmethod
-    def read(cls, metadata: Mapping[str, Any]) -> _Tokens:
-        texts = _list(metadata, "tokenizer.ggml.tokens", str)
-        types = _list(metadata, "tokenizer.ggml.token_type", int)
-        if not texts or len(types) != len(texts):
-            raise GgufUnsupported(f"tokenizer.ggml.token_type has {len(types)} items for {len(texts)} tokens")
-        # An empty text cannot be told from another one, nor ever be found; llama.cpp names it like this.
-        texts = [text or f"[EMPTY_{number}]" for number, text in enumerate(texts)]
-        vocabulary = {text: number for number, text in enumerate(texts)}
-        if len(vocabulary) != len(texts):
-            raise GgufUnsupported("tokenizer.ggml.tokens holds the same token twice")
-        # Rows that only fill up the embedding: the converters write "[PAD<id>]" there, as unused, user-defined or
-        # unknown. The model never saw them, and the same text in a prompt is not that token.
-        for number, kind in enumerate(types):
-            if kind != NORMAL and texts[number] == f"[PAD{number}]":
-                del vocabulary[texts[number]]
-        return cls(texts, types, vocabulary)
-
-    def added(self, *, strips_right: bool) -> list[_Part]:
-        """The tokens that are found in the text before it is cut; they may take the white space after them along."""
-        return [
-            {
-                "id": number,
-                "content": text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": strips_right and text not in ("<unk>", "<s>", "<|endoftext|>"),
-                "normalized": False,
-                "special": self.types[number] != USER_DEFINED,
-            }
-            for text, number in self.vocabulary.items()
-            if self.types[number] in (UNKNOWN, CONTROL, USER_DEFINED)
-        ]
-
-
 def _is_phi3(metadata: Mapping[str, Any], architecture: str) -> bool:
     """Whether special tokens take the white space after them along. No key says so; llama.cpp goes by the name, too."""
-    name = (_get(metadata, "general.name", str) or "").lower()
+    name = (get_value(metadata, "general.name", str) or "").lower()
     return architecture == "phi3" or "phi-3" in name or "phi3" in name
 
 
 # ---- Models --------------------------------------------------------------------------------------------------------
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: _Tokens, family: _Family) -> _Part:
+def _byte_level(metadata: Mapping[str, Any], tokens: GgufTokens, family: GgufFamily) -> _Part:
     """A byte-level BPE: every byte is a letter, so nothing is unknown."""
     return {
         "normalizer": {"type": "NFC"} if family.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(family.steps)},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(tokens.vocabulary, _merges(metadata, tokens), ignore_merges=family.whole_words),
+        "model": bpe(tokens.vocabulary, _merges(metadata, tokens), ignore_merges=family.whole_words),
     }
 
 
-def _spaced(merges: list[tuple[str, str]], tokens: _Tokens, *, prefix: bool) -> _Part:
+def _spaced(merges: list[tuple[str, str]], tokens: GgufTokens, *, prefix: bool) -> _Part:
     """A BPE over characters with "▁" for the space, and bytes where a character is no token.
 
     `prefix` puts a space before the text, and before the text after each added token.
     """
-    if missing := [name for name in _BYTE_TOKENS if name not in tokens.vocabulary]:
+    if missing := [name for name in BYTE_TOKENS if name not in tokens.vocabulary]:
         raise GgufUnsupported(f"tokenizer.ggml.tokens lacks the byte token {missing[0]}")
-    space: _Part = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    normalizers = [{"type": "Prepend", "prepend": "▁"}, space] if prefix else [space]
-    decoders: list[_Part] = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    normalizers = [{"type": "Prepend", "prepend": "▁"}, SPACE_TO_MARK] if prefix else [SPACE_TO_MARK]
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(tokens.vocabulary, merges, byte_fallback=True),
+        "decoder": spaced_decoder(byte_fallback=True, strips=prefix),
+        "model": bpe(tokens.vocabulary, merges, byte_fallback=True),
     }
 
 
-_BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
-
-
-def _bpe(
-    vocabulary: dict[str, int],
-    merges: list[tuple[str, str]],
-    *,
-    ignore_merges: bool = False,
-    byte_fallback: bool = False,
-) -> _Part:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": byte_fallback,
-        "ignore_merges": ignore_merges,
-        "vocab": vocabulary,
-        "merges": merges,
-    }
-
-
-def _merges(metadata: Mapping[str, Any], tokens: _Tokens) -> list[tuple[str, str]]:
+def _merges(metadata: Mapping[str, Any], tokens: GgufTokens) -> list[tuple[str, str]]:
     """The merges of the file, best first. The first of two equal ones counts, as in llama.cpp."""
     vocabulary = tokens.vocabulary
     merges: dict[tuple[str, str], None] = {}
-    for merge in _list(metadata, "tokenizer.ggml.merges", str):
+    for merge in get_list(metadata, "tokenizer.ggml.merges", str):
         # The space between the halves is never the first letter, so the left half may begin with one.
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
@@ -354,7 +196,7 @@ def _merges(metadata: Mapping[str, Any], tokens: _Tokens) -> list[tuple[str, str
 # ---- Vocabularies of sentencepiece: scores instead of merges -------------------------------------------------------
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens, architecture: str) -> _Part:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: GgufTokens, architecture: str) -> _Part:
     """Joins of the two neighbours whose token scores best, leftmost first: as merges, that needs distinct scores."""
     if architecture.startswith("gemma"):
         # Its scores are not the order of its merges, and its runs of spaces are spelled otherwise in the file.
@@ -363,56 +205,103 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens, architecture: s
         )
     if any(kind == USER_DEFINED and " " in text for kind, text in zip(tokens.types, tokens.texts, strict=True)):
         raise GgufUnsupported("tokenizer.ggml.model 'llama' with user-defined tokens that hold spaces is not supported")
-    prefix = _or(_get(metadata, "tokenizer.ggml.add_space_prefix", bool), True)
-    if _get(metadata, "tokenizer.ggml.remove_extra_whitespaces", bool):
+    prefix = or_default(get_value(metadata, "tokenizer.ggml.add_space_prefix", bool), True)
+    if get_value(metadata, "tokenizer.ggml.remove_extra_whitespaces", bool):
         raise GgufUnsupported(
             "tokenizer.ggml.remove_extra_whitespaces is not supported with tokenizer.ggml.model 'llama'"
         )
     return _spaced(_merges_of_scores(metadata, tokens), tokens, prefix=prefix)
 
 
-_LONGEST_TOKEN = 512
-"""Every cut of every token is tried, so a longer one (none is known) would only cost time."""
+def _merges_of_scores(metadata: Mapping[str, Any], tokens: GgufTokens) -> list[tuple[str, str]]:
+    types, key = tokens.types, "tokenizer.ggml.scores"
+    scores = _scores(metadata, tokens)
+    joined = {text for text, number in tokens.vocabulary.items() if types[number] in (NORMAL, USER_DEFINED)}
+    unused = {text for text, number in tokens.vocabulary.items() if types[number] == UNUSED}
+    try:
+        return merges_of_scores(tokens.vocabulary, scores, joined=joined, unused=unused)
+    except ScoresUnsupported as error:
+        raise GgufUnsupported(f"{key} {error}") from None
 
 
-def _merges_of_scores(metadata: Mapping[str, Any], tokens: _Tokens) -> list[tuple[str, str]]:
-    scores = _list(metadata, "tokenizer.ggml.scores", (int, float))
+def _scores(metadata: Mapping[str, Any], tokens: GgufTokens) -> list[float]:
+    scores = get_list(metadata, "tokenizer.ggml.scores", (int, float))
     if len(scores) != len(tokens.texts):
         raise GgufUnsupported(f"tokenizer.ggml.scores has {len(scores)} items for {len(tokens.texts)} tokens")
-    if any(score != score for score in scores):
-        raise GgufUnsupported("tokenizer.ggml.scores holds a score that is no number")
-    if max(map(len, tokens.texts)) > _LONGEST_TOKEN:
-        raise GgufUnsupported(f"tokenizer.ggml.tokens holds a token longer than {_LONGEST_TOKEN} characters")
-    types = tokens.types
-    joined = {text: number for text, number in tokens.vocabulary.items() if types[number] in (NORMAL, USER_DEFINED)}
-    by_score: defaultdict[float, list[str]] = defaultdict(list)
-    halves: dict[str, list[tuple[str, str]]] = {}
-    for text, number in tokens.vocabulary.items():
-        cuts = ((text[:at], text[at:]) for at in range(1, len(text)))
-        known = [cut for cut in cuts if cut[0] in joined and cut[1] in joined]
-        if known and types[number] == UNUSED:
-            raise GgufUnsupported(f"tokenizer.ggml.token_type marks {text!r} unused, though tokens join to it")
-        if known and text in joined:
-            known.sort(key=lambda cut: (joined[cut[0]], joined[cut[1]]))
-            halves[text] = known
-            by_score[float(scores[number])].append(text)
-    merges: list[tuple[str, str]] = []
-    for score in sorted(by_score, reverse=True):
-        texts = by_score[score]
-        if len(texts) > 1:
-            # Equal scores join the leftmost pair, whatever its token: no order of merges says that, except for runs of
-            # one letter (the runs of spaces of Llama 2 and Mistral), where it means the longest run first.
-            if any(len(set(text)) > 1 for text in texts):
-                raise GgufUnsupported(f"tokenizer.ggml.scores is {score} for both {texts[0]!r} and {texts[1]!r}")
-            texts = sorted(texts, key=len, reverse=True)
-        merges += (cut for text in texts for cut in halves[text])
-    return merges
+    return scores
+
+
+# ---- Unigram and WordPiece -----------------------------------------------------------------------------------------
+
+
+def _unigram(metadata: Mapping[str, Any], tokens: GgufTokens) -> _Part:
+    """T5's and XLM-R's vocabularies, which llama.cpp calls t5."""
+    if UNKNOWN not in tokens.types or len(tokens.vocabulary) != len(tokens.texts):
+        raise GgufUnsupported("tokenizer.ggml.token_type has no unknown token, or tokens are padding")
+    steps: list[_Part] = []
+    charsmap = get_list(metadata, "tokenizer.ggml.precompiled_charsmap", int, needed=False)
+    if charsmap:
+        try:
+            data = bytes(byte & 0xFF for byte in charsmap)
+        except ValueError:
+            raise GgufUnsupported("tokenizer.ggml.precompiled_charsmap holds what is no byte") from None
+        steps.append({"type": "Precompiled", "precompiled_charsmap": b64encode(data).decode("ascii")})
+    if or_default(get_value(metadata, "tokenizer.ggml.remove_extra_whitespaces", bool), False):
+        steps += squeezed()
+    prefix = or_default(get_value(metadata, "tokenizer.ggml.add_space_prefix", bool), True)
+    scores = _scores(metadata, tokens)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": metaspace("always" if prefix else "never", split=True),
+        "decoder": spaced_decoder(byte_fallback=False, strips=prefix),
+        "model": {
+            "type": "Unigram",
+            "unk_id": tokens.types.index(UNKNOWN),
+            "vocab": [[text, score] for text, score in zip(tokens.texts, scores, strict=True)],
+            "byte_fallback": False,
+        },
+    }
+
+
+def _word_piece(metadata: Mapping[str, Any], tokens: GgufTokens) -> tuple[_Part, GgufTokens]:
+    """BERT's vocabulary. The file marks what begins a word, WordPiece what goes on one; llama.cpp, and so every file of
+    this kind, takes text without case and accents."""
+
+    def spelled(text: str) -> str:
+        if text.startswith("▁"):
+            return text[1:]
+        return text if text.startswith("[") and text.endswith("]") else "##" + text
+
+    texts = [spelled(text) if kind == NORMAL else text for text, kind in zip(tokens.texts, tokens.types, strict=True)]
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    unknown = _token_id(metadata, "unknown", tokens, None)
+    if unknown is None or len(vocabulary) != len(texts):
+        raise GgufUnsupported("tokenizer.ggml.tokens holds a word twice, or tokenizer.ggml.unknown_token_id is missing")
+    parts: _Part = {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": texts[unknown],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+    return parts, GgufTokens(texts, tokens.types, vocabulary)
 
 
 # ---- Special tokens and templates ----------------------------------------------------------------------------------
 
 
-def _frame(tokens: _Tokens, *, bos: int | None, eos: int | None) -> _Part | None:
+def _frame(tokens: GgufTokens, *, bos: int | None, eos: int | None) -> _Part | None:
     """The post-processor that puts BOS before and EOS after a text."""
     if bos is None and eos is None:
         return None
@@ -432,7 +321,7 @@ def _frame(tokens: _Tokens, *, bos: int | None, eos: int | None) -> _Part | None
     }
 
 
-def _end_ids(metadata: Mapping[str, Any], tokens: _Tokens, eos: int | None) -> tuple[int, ...]:
+def _end_ids(metadata: Mapping[str, Any], tokens: GgufTokens, eos: int | None) -> tuple[int, ...]:
     stated = [eos, *(_token_id(metadata, name, tokens, None) for name in ("eot", "eom"))]
     known = {
         text: number
@@ -447,9 +336,9 @@ def _end_ids(metadata: Mapping[str, Any], tokens: _Tokens, eos: int | None) -> t
     return tuple(dict.fromkeys(number for number in (*stated, *known.values()) if number is not None))
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, tokens: _Tokens, default: int | None) -> int | None:
+def _token_id(metadata: Mapping[str, Any], name: str, tokens: GgufTokens, default: int | None) -> int | None:
     """The id of a special token. One outside the vocabulary counts as not stated, as in llama.cpp."""
-    for number in (_get(metadata, f"tokenizer.ggml.{name}_token_id", int), default):
+    for number in (get_value(metadata, f"tokenizer.ggml.{name}_token_id", int), default):
         if number is not None and 0 <= number < len(tokens.texts):
             return number
     return None
@@ -458,32 +347,10 @@ def _token_id(metadata: Mapping[str, Any], name: str, tokens: _Tokens, default: 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """By name. tokenizer.chat_templates only lists the names, and adds nothing to the keys themselves."""
     start = "tokenizer.chat_template."
-    found = {key.removeprefix(start): _get(metadata, key, str) for key in metadata if key.startswith(start)}
-    main = _get(metadata, "tokenizer.chat_template", str)
+    found = {key.removeprefix(start): get_value(metadata, key, str) for key in metadata if key.startswith(start)}
+    main = get_value(metadata, "tokenizer.chat_template", str)
     named = {name: text for name, text in found.items() if text is not None}
     return named if main is None else {**named, "default": main}
 
 
 # ---- Values of metadata --------------------------------------------------------------------------------------------
-
-
-def _get(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T | None:
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise GgufUnsupported(f"{key} is not of type {kind.__name__}")
-    return value
-
-
-def _list(metadata: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> list[Any]:
-    values = metadata.get(key)
-    if values is None:
-        raise GgufUnsupported(f"{key} is missing")
-    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise GgufUnsupported(f"{key} is not an array of the right type")
-    return values
-
-
-def _or(value: _T | None, default: _T) -> _T:
-    return default if value is None else value

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from derender.tokenizer.detokenizer import Detokenizer
+from derender.tokenizer.directory import SourceMode, read_tokenizer_directory
 from derender.tokenizer.encoder import Encoder, EncoderChoice, EncoderName
-from derender.tokenizer.files import TokenizerSpec, read_tokenizer_directory
+from derender.tokenizer.files import TokenizerSpec
 from derender.tokenizer.pieces import build_pieces, spelling
 
 _SLICE = 1 << 16  # ids that are decoded at once, so that other threads have their turn
@@ -35,17 +36,21 @@ class Tokenizer:
         self.special_tokens = dict(spec.special_tokens)
         self.config = spec.config
         self.max_bytes_per_token = self.max_chars_per_token = max(map(len, self.pieces))
+        self.source = spec.source
+        """The file that the vocabulary came from, and what it is."""
+        self.other_sources = spec.others
         self.reload = spec.reload
         """The description again, with the vocabulary; reads files."""
-        self._vocab: Mapping[str, int] | None = None
         self._added = {token.content: token.id for token in spec.added_tokens}
         self._spellings: list[str] | None = None
         self._encoder = Encoder(spec, force=force)
 
     @classmethod
-    def from_directory(cls, directory: str | os.PathLike[str], *, force: EncoderName | None = None) -> Tokenizer:
-        """The tokenizer of a Hugging Face directory. Raises `TokenizerBroken`."""
-        return cls(read_tokenizer_directory(directory), force=force)
+    def from_directory(
+        cls, directory: str | os.PathLike[str], *, mode: SourceMode = "auto", force: EncoderName | None = None
+    ) -> Tokenizer:
+        """The tokenizer of a model's directory. Raises `TokenizerBroken`."""
+        return cls(read_tokenizer_directory(directory, mode=mode), force=force)
 
     @property
     def encoder(self) -> EncoderChoice:
@@ -67,19 +72,13 @@ class Tokenizer:
         return 0 <= token_id < self.vocab_size and token_id not in self.holes
 
     def added_id(self, token: str) -> int | None:
-        """The id of an added token by its spelling, None if there is none. Cheap, where `token_id` may read files."""
+        """The id of an added token by its spelling, None if there is none. `token_id` knows plain tokens, too."""
         return self._added.get(token)
 
     def token_id(self, token: str) -> int | None:
         """The id of a vocabulary entry by its spelling, None if there is none."""
         found = self._added.get(token)
-        return self._vocabulary().get(token) if found is None else found
-
-    def _vocabulary(self) -> Mapping[str, int]:
-        """Spelling → id; read again when it is first asked for, since few requests need it."""
-        if self._vocab is None:
-            self._vocab = self.reload().vocab
-        return self._vocab
+        return self._encoder.token_id(token) if found is None else found
 
     def piece(self, token_id: int) -> bytes:
         """The exact bytes of a token. Raises IndexError outside the vocabulary."""
@@ -96,7 +95,7 @@ class Tokenizer:
         """The vocabulary's own spelling (`Ġworld`), `""` outside the vocabulary."""
         if self._spellings is None:
             spellings = [""] * self.vocab_size
-            for token, i in self._vocabulary().items():
+            for token, i in self.reload().vocab.items():  # read again, since few requests need it
                 spellings[i] = token
             for token, i in self._added.items():
                 spellings[i] = token
