@@ -183,6 +183,10 @@ GuardSpecialTokens = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+EncodeCacheMb = Annotated[
+    float,
+    typer.Option(min=0, help="Memory for the ids of long prompts' segments, in MiB; 0: none.", rich_help_panel=_MODEL),
+]
 StrictVllm = Annotated[
     bool,
     typer.Option(

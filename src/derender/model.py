@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ from derender.sources import (
 from derender.template.source import TemplateSet, Vocabulary
 from derender.tokenizer import Tokenizer, TokenizerBroken
 from derender.tokenizer.files import read_json_object
+from derender.totals import ModelTotals
 
 __all__ = ["Model", "ModelLoadError", "ModelSettings"]
 
@@ -111,6 +112,8 @@ class Model:
                 defaults=dict(settings.default_chat_template_kwargs),
             )
         shown = table or shown_format(self.templates, self.tokenizer)
+        turn_ends = self._turn_ends(shown)
+        self.tokenizer.keep_segments(self._boundaries(turn_ends), max_bytes=int(settings.encode_cache_mb * (1 << 20)))
         self.renderer = Renderer(
             RenderModel(
                 name=self.names[0],
@@ -130,7 +133,7 @@ class Model:
                 auto_tool_choice=settings.enable_auto_tool_choice,
                 has_reasoning_parser=self.parsers.reasoning is not None,
                 start_region=None if self.formats is None else _start_region(self.formats),
-                turn_ends=self._turn_ends(shown),
+                turn_ends=turn_ends,
                 guard=self._guard(shown),
                 reasoning_tags=_reasoning_tags(shown),
                 tool_constraint=ToolConstraints(
@@ -175,21 +178,32 @@ class Model:
         return model
 
     @property
-    def guarded(self) -> int:
-        """Spellings of control tokens in messages that were encoded as plain text, since the start."""
-        guard = self.renderer.model.guard
-        return 0 if guard is None else guard.count
+    def totals(self) -> ModelTotals:
+        """What was counted since the start."""
+        guard, segments = self.renderer.model.guard, self.tokenizer.segments
+        return ModelTotals(
+            unknown_ids=self._texts.model.unknown_ids.count,
+            guarded=guard.count if guard is not None else 0,
+            cache_hits=segments.hits if segments is not None else 0,
+            cache_misses=segments.misses if segments is not None else 0,
+        )
 
     def _guard(self, table: OutputFormat | None) -> Guard | None:
         """What keeps control tokens out of messages, where that is asked for."""
         if not self.settings.guard_special_tokens:
             return None
         tags = {text for pair in _reasoning_tags(table) for text in pair}
-        templates = [self.templates.pick(tools) for tools in (False, True)] if self.templates else []
+        templates = self.templates.all if self.templates else ()
         constants = frozenset[str]().union(*(one.constants for one in templates))
         written = "".join(one.source for one in templates) + encode_text(table)
         markers = {one.content for one in self.tokenizer.added_tokens if one.content in written}
         return Guard(self.tokenizer, markers=markers | tags, reasoning=tags & constants)
+
+    def _boundaries(self, turn_ends: Collection[str]) -> set[str]:
+        """The special tokens that the template writes."""
+        sources = [one.source for one in self.templates.all] if self.templates else []
+        special = {token.content for token in self.tokenizer.added_tokens if token.special}
+        return {text for text in special if text in turn_ends or any(text in source for source in sources)}
 
     def _turn_ends(self, table: OutputFormat | None) -> dict[str, int]:
         """The tokens that end a turn of the assistant, spelling → id."""
@@ -199,11 +213,6 @@ class Model:
         ids = {self.tokenizer.added_id(text) for text in spelled} | self.eos_token_ids
         known = [one for one in ids if one is not None and self.tokenizer.knows(one)]
         return {text: one for one in known if (text := self.tokenizer.piece(one).decode(errors="replace"))}
-
-    @property
-    def unknown_ids(self) -> int:
-        """How many ids outside the vocabulary were let through (`--tolerate-unknown-ids`)."""
-        return self._texts.model.unknown_ids.count
 
     def render_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """A chat as token ids. Raises `BadRequest`, `InvalidBody`."""

@@ -9,6 +9,7 @@ from derender.model import Model
 from derender.protocol.common import ModelCard, ModelPermission
 from derender.protocol.errors import NotFound
 from derender.sources import ModelLoadError
+from derender.totals import ModelTotals
 
 
 class ModelRegistry:
@@ -32,6 +33,10 @@ class ModelRegistry:
             aliases = ", ".join("<path>" if "/" in known[:1] else known for known in self._by_name)
             raise NotFound(f"The model `{name[:200]}` does not exist. Valid aliases: {aliases}.", param="model")
         return model
+
+    def totals(self) -> ModelTotals:
+        """What all models counted."""
+        return ModelTotals(*map(sum, zip(*(model.totals for model in self.models), strict=True)))
 
     def cards(self) -> list[ModelCard]:
         """One card per served name, with what encodes for it and which formats are read."""

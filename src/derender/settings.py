@@ -36,6 +36,7 @@ class ModelSettings:
     max_tokens_over_room: Literal["clamp", "refuse"] = "refuse"
     tolerate_unknown_ids: bool = False
     guard_special_tokens: bool = False
+    encode_cache_mb: float = 64
     strict_vllm: bool = False
     exclude_tools_when_tool_choice_none: bool = False
     tool_call_parser: str | None = None

@@ -206,7 +206,7 @@ def test_real_vocabularies(family: str) -> None:
         made = rendered(guarded, attack)
         assert sum(token in special for token in made["token_ids"]) == expected, attack
         assert made["prompt_text"] == rendered(plain, attack)["prompt_text"]
-    assert guarded.guarded > 0
+    assert guarded.totals.guarded > 0
     for _ in range(300):
         text = " ".join(rng.choices(WORDS, k=rng.randint(1, 12)))
         assert rendered(guarded, text)["token_ids"] == rendered(plain, text)["token_ids"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -284,6 +285,25 @@ def test_metrics_count_the_work(app: App) -> None:
     for stage in ("decode", "model", "encode"):
         (seconds,) = [line for line in lines if line.startswith(f'derender_stage_seconds_total{{stage="{stage}"}}')]
         assert 0 < float(seconds.split()[1]) < 60
+
+
+def test_a_growing_chat_is_counted_as_kept(tmp_path: Path) -> None:
+    model = Model.load(str(write_tiny_model(tmp_path / "tiny")), settings=ModelSettings(max_model_len=100_000))
+    app = build_app(ModelRegistry([model]), settings=AppSettings())
+    messages: list[dict[str, str]] = []
+    for _ in range(8):  # the first few are compared with the whole, and kept
+        messages.append({"role": "user", "content": "a" * 5000})
+        answer = ok(app, "/v1/chat/completions/render", {"messages": messages})
+        assert answer["token_ids"].count(97) >= 5000 * len(messages)
+    lines = request(app, "GET", "/metrics").body.decode().splitlines()
+    counts = {
+        result: float(line.split()[1])
+        for line in lines
+        for result in ("hit", "miss")
+        if line.startswith(f'derender_encode_cache_chars_total{{result="{result}"}}')
+    }
+    assert counts["miss"] < 50_000
+    assert counts["hit"] > 2 * counts["miss"]
 
 
 def test_what_is_served_is_told(registry: ModelRegistry) -> None:

@@ -34,6 +34,7 @@ def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: TextMe
     metrics = metrics or TextMetrics()
     for model in registry.models:
         metrics.encoder_fallback.labels(model.names[0]).set(1 if model.tokenizer.encoder.reason else 0)
+    metrics.watch(registry.totals)
     pool = WorkPool()
     app: App
 

@@ -210,8 +210,8 @@ class App:
             headers=headers,
             client=scope.get("client"),
             receive=_nothing_comes,
+            body=body,
         )
-        request.body = body
         try:
             self._admit(route, headers)
             answer = endpoint.route.direct(request)

@@ -27,12 +27,20 @@ class Request:
     __slots__ = ("_headers", "_left", "_receive", "body", "client", "method", "path", "query", "streams")
 
     def __init__(
-        self, *, method: str, path: str, query: bytes, headers: dict[bytes, bytes], client: Any, receive: Receive
+        self,
+        *,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        client: Any,
+        receive: Receive,
+        body: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path
         self.query = query
-        self.body = b""
+        self.body = body
         self.client = client
         self._headers = headers
         self._receive = receive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -20,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from derender.protocol.generate import GenerateChoice, GenerateStreamChoice
+from derender.totals import ModelTotals
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 
@@ -150,16 +150,23 @@ class TextMetrics(ServerMetrics):
             Counter("derender_tokens_derendered", "Generated tokens derendered.", registry=registry),
         )
         self._work: deque[tuple[float, float, float, int, int]] = deque()
-        self._unknown_ids = Counter(
+        unknown = Counter(
             "derender_unknown_ids_tolerated", "Token ids beyond the vocabulary that were tolerated.", registry=registry
         )
-        self._guarded = Counter(
+        guarded = Counter(
             "derender_guarded_control_tokens",
             "Spellings of control tokens in messages that were encoded as plain text.",
             registry=registry,
         )
-        self._unknown_seen = self._guarded_seen = 0
-        self._lock = threading.Lock()
+        cached = Counter(
+            "derender_encode_cache_chars",
+            "Characters of long prompts whose ids were in the cache (hit) or not (miss).",
+            ("result",),
+            registry=registry,
+        )
+        self._totals = (unknown, guarded, cached.labels("hit"), cached.labels("miss"))
+        self._seen = ModelTotals()
+        self._read_totals: Callable[[], ModelTotals] = ModelTotals
         self.encoder_fallback = Gauge(
             "derender_encoder_fallback",
             "1 where a model does without the faster encoder, 0 where it has it.",
@@ -172,6 +179,7 @@ class TextMetrics(ServerMetrics):
         """Hands on all that is held. Called in the event loop's thread."""
         super().flush()
         self._flush_work()
+        self._flush_totals()
 
     def _flush_work(self) -> None:
         done = []
@@ -196,16 +204,13 @@ class TextMetrics(ServerMetrics):
         if len(self._work) >= _KEPT:
             self._flush_work()
 
-    def unknown_ids_are(self, total: int) -> None:
-        """Brings the counter of tolerated ids up to this process's total."""
-        with self._lock:
-            if total > self._unknown_seen:
-                self._unknown_ids.inc(total - self._unknown_seen)
-                self._unknown_seen = total
+    def watch(self, read: Callable[[], ModelTotals]) -> None:
+        """`read` gives what the models counted since the start; it is asked at each flush."""
+        self._read_totals = read
 
-    def guarded_are(self, total: int) -> None:
-        """Brings the counter of guarded control tokens up to this process's total."""
-        with self._lock:
-            if total > self._guarded_seen:
-                self._guarded.inc(total - self._guarded_seen)
-                self._guarded_seen = total
+    def _flush_totals(self) -> None:
+        now = self._read_totals()
+        for counter, total, seen in zip(self._totals, now, self._seen, strict=True):
+            if total > seen:
+                counter.inc(total - seen)
+        self._seen = now

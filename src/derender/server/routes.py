@@ -8,8 +8,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.codec import check_containers, encode
 from derender.protocol.common import ModelList
+from derender.protocol.completions import CompletionRequest
 from derender.protocol.derender import (
     DerenderChatRequest,
     DerenderChatStreamRequest,
@@ -91,12 +93,8 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
             model=made - started,
             encode=perf_counter() - made,
             rendered=rendered_tokens(answer),
-            derendered=derendered_tokens(request),
+            derendered=0 if type(request) in _RENDERED else derendered_tokens(request),
         )
-        if model.settings.tolerate_unknown_ids:
-            metrics.unknown_ids_are(sum(one.unknown_ids for one in registry.models))
-        if model.settings.guard_special_tokens:
-            metrics.guarded_are(sum(one.guarded for one in registry.models))
         return body
 
     def decode(body: bytes) -> tuple[Any, float]:
@@ -141,6 +139,9 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
 def _request_id(http: Request) -> str | None:
     header = http.header(b"x-request-id")
     return header.decode("latin-1") if header else None
+
+
+_RENDERED = frozenset((ChatCompletionRequest, CompletionRequest))
 
 
 def rendered_tokens(answer: Any) -> int:

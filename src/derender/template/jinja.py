@@ -165,8 +165,8 @@ class ChatTemplate:
     """
 
     __slots__ = (
-        "_base", "_compiled", "constants", "content_format", "developer_role", "generation", "name", "source",
-        "variables",
+        "_base", "_compiled", "_with_special", "constants", "content_format", "developer_role", "generation", "name",
+        "source", "variables",
     )  # fmt: skip
 
     def __init__(self, source: str, *, name: str = "chat_template", now: Callable[[], datetime] | None = None) -> None:
@@ -182,6 +182,7 @@ class ChatTemplate:
         self._base: dict[str, Any] = dict(compiled.template.globals)
         if now is not None:
             self._base["strftime_now"] = _clock(now)
+        self._with_special: tuple[Mapping[str, str], dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"
@@ -211,9 +212,11 @@ class ChatTemplate:
         opened: str | None = None
         if continue_final_message:
             messages, opened = self._open_last(messages, add_generation_prompt=add_generation_prompt)
+        base = self._with_special
+        if base is None or base[0] is not special_tokens:  # a model has one set of them
+            base = self._with_special = special_tokens, {**self._base, **special_tokens}
         variables = {
-            **self._base,
-            **special_tokens,
+            **base[1],
             **kwargs,
             "messages": messages if isinstance(messages, list) else list(messages),
             "tools": tools if tools is None or isinstance(tools, list) else list(tools),

@@ -7,7 +7,9 @@ called. All else goes the long way, where the checks are. It takes two thirds of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, MutableMapping
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import jinja2.compiler
@@ -18,6 +20,7 @@ from jinja2.runtime import Context
 from jinja2.utils import Namespace
 
 _OF_DICT = frozenset(dir(dict))
+_slot = object.__getattribute__
 _PLAIN: frozenset[type] = frozenset((str, list, dict))
 _BUILTIN_METHOD: Any = type("".join)
 _FORMATS = frozenset(("format", "format_map"))  # the sandbox wraps these
@@ -50,10 +53,35 @@ class _Compiler(jinja2.compiler.CodeGenerator):
         self.write(f") is dict and {key} in _of else environment.getattr(_of, {key}))")
 
 
+class _Context(Context):
+    """A template's variables. What few filters ask for is made when they do."""
+
+    def __init__(
+        self,
+        environment: jinja2.Environment,
+        parent: dict[str, Any],
+        name: str | None,
+        blocks: dict[str, Callable[[Context], Iterator[str]]],
+        globals: MutableMapping[str, Any] | None = None,
+    ) -> None:
+        self.parent = parent
+        self.vars = {}
+        self.environment = environment
+        self.exported_vars = set()
+        self.name = name
+        self.globals_keys = set() if globals is None else set(globals)
+        self.blocks = {key: [block] for key, block in blocks.items()} if blocks else {}
+
+    @cached_property
+    def eval_ctx(self) -> jinja2.nodes.EvalContext:  # type: ignore[override]
+        return jinja2.nodes.EvalContext(self.environment, self.name)
+
+
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """`ImmutableSandboxedEnvironment`, faster."""
 
     code_generator_class: type[jinja2.compiler.CodeGenerator] = _Compiler
+    context_class = _Context
 
     def compile(
         self,
@@ -83,7 +111,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if (kind, attribute) in _HARMLESS:
             return getattr(obj, attribute)
         if kind is Namespace and not attribute.startswith("_"):
-            value = getattr(obj, attribute, None)
+            value = _slot(obj, "_Namespace__attrs").get(attribute)
             if value is not None and type(value) is not _BUILTIN_METHOD:
                 return value
         return super().getattr(obj, attribute)

@@ -115,6 +115,10 @@ class TemplateSet:
     def names(self) -> tuple[str, ...]:
         return tuple(self._templates)
 
+    @property
+    def all(self) -> tuple[ChatTemplate, ...]:
+        return tuple(self._templates.values())
+
     def pick(self, tools: bool, name: str | None = None) -> ChatTemplate:
         """The template called `name`; without a name "tool_use" if the request has tools and there is one, else
         "default" (the rule of transformers' get_chat_template).

@@ -34,7 +34,8 @@ class Encoder:
         self._reference: Any = None
         self._fast: Any = None
         self._blank_first = spec.blank_first
-        self._splits_special = bool(spec.config.get("split_special_tokens"))
+        self.splits_special = bool(spec.config.get("split_special_tokens"))
+        """Whether special tokens in a text are no tokens."""
         reason = "asked for by --tokenizer-mode" if force == "tokenizers" else ""
         if not reason:
             reason = self._try_fast(spec)
@@ -46,7 +47,7 @@ class Encoder:
 
     def _try_fast(self, spec: TokenizerSpec) -> str:
         """Load fastokens and hold it against the reference; the reason why not, or an empty string."""
-        if self._splits_special:
+        if self.splits_special:
             return "it has no split_special_tokens, which tokenizer_config.json asks for"
         corpus = verification_corpus(token.content for token in spec.added_tokens)
         with ThreadPoolExecutor(1) as pool:
@@ -79,7 +80,7 @@ class Encoder:
                     raise TokenizerBroken(f"{described.source} cannot be loaded: {str(error)[:200]}") from None
                 reference.no_truncation()
                 reference.no_padding()
-                reference.encode_special_tokens = self._splits_special
+                reference.encode_special_tokens = self.splits_special
                 self._reference = reference
             return self._reference
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from derender.tokenizer.detokenizer import Detokenizer
 from derender.tokenizer.directory import SourceMode, read_tokenizer_directory
 from derender.tokenizer.encoder import Encoder, EncoderChoice, EncoderName
 from derender.tokenizer.files import TokenizerSpec
 from derender.tokenizer.pieces import build_pieces, spelling
+from derender.tokenizer.segments import LONG, SegmentedEncoder
 
 _SLICE = 1 << 16  # ids that are decoded at once, so that other threads have their turn
 
@@ -44,6 +45,8 @@ class Tokenizer:
         self._added = {token.content: token.id for token in spec.added_tokens}
         self._spellings: list[str] | None = None
         self._encoder = Encoder(spec, force=force)
+        self.segments: SegmentedEncoder | None = None
+        """What long texts are encoded by, if `keep_segments` was called."""
 
     @classmethod
     def from_directory(
@@ -57,8 +60,20 @@ class Tokenizer:
         """Which library encodes, and why not the faster one."""
         return self._encoder.choice
 
+    def keep_segments(self, boundaries: Collection[str], *, max_bytes: int) -> None:
+        """Keeps the ids of long texts' segments, up to `max_bytes`. Called once, while the model is loaded.
+
+        `boundaries`: special tokens that a template writes.
+        """
+        if max_bytes and not self._encoder.splits_special:
+            self.segments = SegmentedEncoder(
+                self._encoder.encode, boundaries=boundaries, added=self.added_tokens, max_bytes=max_bytes
+            )
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text, equal to the reference tokenizer's."""
+        if self.segments is not None and len(text) >= LONG and not add_special_tokens:
+            return self.segments.encode(text)
         return self._encoder.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_with_offsets(
