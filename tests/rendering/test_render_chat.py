@@ -9,6 +9,8 @@ import pytest
 from tests.rendering.helpers import END, HI, NAMED, PLAIN, TOOLS, chat, refused, renderer, with_bos
 from tests.vocabularies import byte_level
 
+from derender.template.source import TemplateSet, Vocabulary
+
 DEFAULTS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -346,3 +348,22 @@ def test_a_trusted_template_is_used() -> None:
     assert got["prompt_text"] == "Hello!5"
     assert "chat_template" not in got["parse_context"]["chat_template_kwargs"]
     assert chat(model, chat_template="", return_prompt_text=True)["prompt_text"] == PROMPT
+
+
+def test_a_prompt_made_by_code_says_how_the_model_is_to_answer() -> None:
+    vocabulary = Vocabulary(token_id=byte_level().token_id, encode=byte_level().encode)
+    templates = TemplateSet.of_model(None, templates=None, chat_template="kimi_k3", vocabulary=vocabulary, config={})
+    to = renderer(templates=templates, max_model_len=4096, has_tool_parser=True)
+
+    def prompt(**body: Any) -> str:
+        text = chat(to, return_prompt_text=True, **body)["prompt_text"]
+        assert isinstance(text, str)
+        return text
+
+    assert "tool_choice=required" in prompt(tools=TOOLS, tool_choice="required")
+    assert "tool_choice=" not in prompt(tools=TOOLS, tool_choice=NAMED)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    assert "`response_format=json_schema`" in prompt(response_format=schema)
+    assert '{"type":"object"}' in prompt(response_format=schema).replace(" ", "")
+    assert "response_format" not in prompt(response_format={"type": "text"})
+    assert "tool_choice" not in prompt()

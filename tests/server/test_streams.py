@@ -93,7 +93,12 @@ def test_lines_split_anywhere_and_other_fields_of_events(server: int) -> None:
 
 
 def test_what_is_wrong_from_the_start_is_an_answer_of_its_own(server: int) -> None:
-    for body, status in ((b"", b"400"), (b'{"model": "nope"}\n', b"404"), (b'{"chat_request": 5}\n', b"400")):
+    for body, status in (
+        (b"", b"400"),
+        (b'{"model": "nope"}\n', b"404"),
+        (b'{"chat_request": 5}\n', b"400"),
+        (b'{"stream_state": {"x": 1}}\n', b"400"),
+    ):
         exchange = Exchange(server)
         if body:
             exchange.send(body)

@@ -9,6 +9,7 @@ from derender.protocol.chat import Tool
 from derender.protocol.common import Json
 from derender.protocol.errors import BadRequest
 from derender.rendering.model import RenderModel
+from derender.template.coded.base import CodedTemplate
 from derender.template.jinja import ChatTemplate
 from derender.template.limited import render_limited
 from derender.template.messages import filter_template_kwargs, normalize_messages, requested_template
@@ -133,8 +134,11 @@ class Conversation:
         reasoning_effort: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        asked: Json | None = None,
     ) -> Chat:
         """The chat, for the model's template or its own. Raises BadRequest or InvalidBody.
+
+        `asked`: fields of the request that a prompt made by code may have to say, as JSON values.
 
         With a guard, its prompt has stand-ins for some characters of the request's texts (`Guard.show`).
         """
@@ -175,6 +179,8 @@ class Conversation:
             reasoning_effort=reasoning_effort,
             trusted=self._model.trust_request_chat_template,
         )
+        if asked and isinstance(template, CodedTemplate):
+            options = {**{name: value for name, value in asked.items() if name in template.variables}, **options}
         options.update(
             tools=tools,
             documents=documents,

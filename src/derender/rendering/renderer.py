@@ -6,6 +6,7 @@ import os
 from random import Random
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from derender.protocol.chat import ChatCompletionRequest, NamedToolChoice
@@ -112,6 +113,7 @@ class Renderer:
                 reasoning_effort=request.reasoning_effort,
                 add_generation_prompt=request.add_generation_prompt is not False,
                 continue_final_message=request.continue_final_message,
+                asked=_asked(request),
             )
             if request.previous_token_ids is not None:
                 prompt, told = self._continued(request, conversation, request.previous_token_ids)
@@ -343,6 +345,18 @@ class Renderer:
     def _finish(self, params: Json, prompt: Prompt, asked: int | None) -> SamplingParams:
         room = self._prompts.room(prompt.ids)
         return self._sampler.finish(params, asked=asked, room=room, prompt_len=len(prompt.ids))
+
+
+def _asked(request: ChatCompletionRequest) -> Json | None:
+    """What a prompt made by code may say to the model of how it is to answer; None in the common case."""
+    if not request.tools and request.response_format is None:
+        return None
+    found: Json = {}
+    if request.tools and isinstance(request.tool_choice, str):
+        found["tool_choice"] = request.tool_choice
+    if request.response_format is not None:
+        found["response_format"] = msgspec.to_builtins(request.response_format)
+    return found
 
 
 def _base_id(header: str | None, body: str | None) -> str:

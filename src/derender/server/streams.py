@@ -23,6 +23,7 @@ from derender.server.pool import WorkPool
 if TYPE_CHECKING:
     from derender.derendering.chat import ChatStreamDerenderer
     from derender.derendering.completions import CompletionStreamDerenderer
+    from derender.model import Model
     from derender.registry import ModelRegistry
     from derender.server.metrics import TextMetrics
 
@@ -38,6 +39,7 @@ class _EngineError(msgspec.Struct):
     error: dict[str, Any]
 
 
+_NOTHING = GenerateChunk(choices=[])
 _chunk = Decoder(GenerateChunk, lenient_numbers=True)
 _chat = Decoder(ChatStreamContext)
 _completion = Decoder(CompletionStreamContext)
@@ -49,13 +51,22 @@ def stream_routes(
 ) -> list[Route]:
     """The two routes, by POST and by PUT (as `curl -T -` sends). A record may have `max_record_bytes`."""
 
+    def opened(model: Model, make: Callable[[], Stream]) -> Stream:
+        """A stream whose context has been checked, which it is with a first chunk: one is opened for a chunk that says
+        nothing. vLLM's rules want what the engine's own first chunk may bring."""
+        if not model.settings.strict_vllm:
+            make().push(_NOTHING)
+        return make()
+
     def chat(record: bytes) -> Stream:
         context = _chat(record)
-        return registry.get(context.model).derender_chat_stream(context)
+        model = registry.get(context.model)
+        return opened(model, lambda: model.derender_chat_stream(context))
 
     def completion(record: bytes) -> Stream:
         context = _completion(record)
-        return registry.get(context.model).derender_completion_stream(context)
+        model = registry.get(context.model)
+        return opened(model, lambda: model.derender_completion_stream(context))
 
     routes = []
     for path, opener in (
