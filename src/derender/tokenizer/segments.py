@@ -7,6 +7,7 @@ comes again with one more turn has them all but the last.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from array import array
 from collections import OrderedDict
@@ -19,7 +20,7 @@ LONG = 8192
 """Characters of a text from which on it is cut. Shorter ones are encoded in little more time than a lookup takes."""
 
 _SEGMENT = 2048  # characters that a segment has at least
-_ENTRY = 200  # bytes that an entry takes besides its text and ids
+_ENTRY = 250  # bytes that an entry takes besides its ids
 _CHECKS = 4  # long texts whose ids are compared with those of the whole, before segments are relied on
 
 
@@ -44,7 +45,7 @@ class SegmentedEncoder:
         self._encode = encode
         self._boundaries = [one.content for one in tokens if one.content in wanted and _cuts(one, tokens)]
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, array[int]] = OrderedDict()
+        self._kept: OrderedDict[bytes, array[int]] = OrderedDict()  # by a segment's SHA-256, to hold no texts
         self._lock = threading.Lock()
         self._unchecked = _CHECKS
         self.bytes = 0
@@ -66,28 +67,29 @@ class SegmentedEncoder:
         cuts = self._cuts(text)
         ids: list[int] = []
         for start, end in pairwise(cuts):
-            ids.extend(self._segment(text[start:end]))
+            ids += self._segment(text[start:end])
         return self._checked(text, ids) if self._unchecked else ids
 
-    def _segment(self, text: str) -> array[int]:
+    def _segment(self, text: str) -> Iterable[int]:
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            found = self._kept.get(text)
+            found = self._kept.get(key)
             if found is not None:
-                self._kept.move_to_end(text)
+                self._kept.move_to_end(key)
                 self.hits += len(text)
                 return found
             self.misses += len(text)
-        made = array("I", self._encode(text))
-        size = _size(text, made)
-        if size <= self._max_bytes:
+        ids = self._encode(text)
+        made = array("I", ids)
+        if _size(made) <= self._max_bytes:
             with self._lock:
-                if text not in self._kept:
-                    self._kept[text] = made
-                    self.bytes += size
+                if key not in self._kept:
+                    self._kept[key] = made
+                    self.bytes += _size(made)
                 while self.bytes > self._max_bytes:
-                    old, ids = self._kept.popitem(last=False)
-                    self.bytes -= _size(old, ids)
-        return made
+                    _, old = self._kept.popitem(last=False)
+                    self.bytes -= _size(old)
+        return ids
 
     def _cuts(self, text: str) -> list[int]:
         """Where segments begin, and the end: from the beginning on, the first boundary behind enough characters."""
@@ -135,6 +137,5 @@ def _hides(other: AddedToken, content: str) -> bool:
     return any(text.endswith(content[:size]) for size in range(1, min(len(content), len(text) - 1) + 1))
 
 
-def _size(text: str, ids: array[int]) -> int:
-    width = 1 if text.isascii() else 4
-    return width * len(text) + ids.itemsize * len(ids) + _ENTRY
+def _size(ids: array[int]) -> int:
+    return ids.itemsize * len(ids) + _ENTRY
