@@ -151,10 +151,23 @@ def test_a_sentencepiece_file(tmp_path: Path, file: str, blank: bool, written: s
     assert found.pick(tools=False).render([{"role": "user", "content": "a"}]) == written
 
 
+@pytest.mark.parametrize("name", sorted(set(CODED_NAMES) - {"mistral"}))
+def test_a_family_whose_tokens_the_vocabulary_lacks_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"--chat-template {name}: the vocabulary has no token"):
+        chosen(vocabulary("<|im_start|>"), tmp_path, chat_template=name)
+
+
+def test_a_tekken_file_may_have_a_date_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tekken_240911.json").write_text('{"config": {"version": "v3"}}')
+    _, told = chosen(vocabulary("[INST]"), tmp_path)
+    assert "tekken_240911.json of version v3" in told
+
+
 @pytest.mark.parametrize("name", CODED_NAMES)
 def test_named_by_the_operator(tmp_path: Path, name: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(JINJA)
-    found, told = chosen(vocabulary(), tmp_path, chat_template=name)
+    tokens = ("<|start|>", "<|open|>", "｜DSML｜", "<|message_model|>")
+    found, told = chosen(vocabulary(*tokens), tmp_path, chat_template=name)
     assert found.partition(" ")[0] == name
     assert told.startswith(f"{found}, made by code (--chat-template")
 

@@ -106,9 +106,13 @@ def is_coded_name(name: str) -> bool:
 
 
 def named(name: str, *, vocabulary: Vocabulary, directory: Path | None) -> Choice:
-    """The family that an operator names. Raises ValueError for a version that there is none of."""
+    """The family that an operator names. Raises ValueError for a version that there is none of, and for a family whose
+    tokens the vocabulary lacks: its prompts would be text to the model."""
     family, _, version = name.partition(":")
     if family in _FIXED and not version:
+        needed = dict(_TOKENS).get(family, _HARMONY_TOKENS if family == Harmony.NAME else ())
+        if needed and not any(vocabulary.has((token,)) for token in needed):
+            raise ValueError(f"--chat-template {family}: the vocabulary has no token {' and no '.join(needed)}")
         return Choice(_fixed(family, vocabulary), "--chat-template")
     known = [f"v{number}" for number in VERSIONS]
     if family != Mistral.NAME or (version and version not in known):
@@ -182,7 +186,7 @@ def _blank(version: int, vocabulary: Vocabulary) -> str:
 
 def _mistral_file(directory: Path) -> tuple[int, str, EffortRule | None] | None:
     """The version that a file of mistral-common's says, its name, and what it allows as reasoning effort."""
-    if (path := directory / "tekken.json").is_file():
+    if (path := next(iter(sorted(directory.glob("tekken*.json"))), None)) is not None:
         try:
             tekken = msgspec.json.decode(path.read_bytes(), type=_Tekken)
         except msgspec.DecodeError as error:
