@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -209,3 +210,42 @@ def _agent(rng: random.Random, to: Model, counts: Counter[str], *, tools: bool, 
         assert ids[: len(previous)] == previous
         assert whole["prompt_text"].endswith(to.tokenizer.decode(ids[len(previous) + 1 :]))
         counts["a re-render differs"] += ids != whole["token_ids"]
+
+
+def test_an_end_of_another_turn_is_not_the_assistants() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user {{ m.content }}<|im_end|>"
+        "{% else %}assistant: {{ m.content }}\n{% endif %}{% endfor %}"
+    )
+    with pytest.raises(Conflict, match="no token that ends an output"):
+        chat(model(template), messages=TURNS, previous_token_ids=[5])
+
+
+def test_a_turn_that_has_its_end_only_where_others_follow() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}{% if not loop.last %}<|im_end|>{% endif %}"
+        "{% endfor %}"
+    )
+    rendered = chat(model(template), messages=TURNS, previous_token_ids=[5], return_prompt_text=True)
+    assert rendered["token_ids"][:2] == [5, END]
+    assert rendered["prompt_text"].endswith("<|im_end|><|im_start|>user How?")
+    assert "Hi" not in rendered["prompt_text"]
+
+
+def test_blanks_behind_dropped_reasoning_are_the_answers_own() -> None:
+    turns = [*ASKED, {"role": "assistant", "content": "  Hi", "reasoning": "hm"}, {"role": "user", "content": "How?"}]
+    rendered = chat(model(PRUNING), messages=turns, previous_token_ids=[5, END], keep_previous_reasoning=True)
+    assert rendered["token_ids"][:2] == [5, END]
+
+
+def test_openers_without_an_end_take_no_time() -> None:
+    turns = [
+        {"role": "user", "content": "<think>" * 9000},
+        {"role": "assistant", "content": "a", "reasoning": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    to = model(PRUNING, max_model_len=1_000_000)
+    begun = time.process_time()
+    with pytest.raises(Conflict, match="writes the turns before otherwise"):
+        chat(to, messages=turns, previous_token_ids=[5])
+    assert time.process_time() - begun < 0.5

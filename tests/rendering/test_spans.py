@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rendering.helpers import chat, refused, renderer, tokenize
+from tests.rendering.helpers import chat, refused, renderer, tokenize, with_bos
 from tests.vocabularies import byte_level, byte_level_json
 
 from derender.rendering import Renderer
@@ -227,3 +227,51 @@ print(json.dumps([
         rendered = chat(model(BLOCKS), messages=case, add_generation_prompt=False, return_loss_mask=True)
         assert rendered["token_ids"] == ids
         assert rendered["loss_mask"] == mask
+
+
+def test_a_token_that_the_tokenizer_adds_is_no_text() -> None:
+    to = renderer(template="{{ messages[0].content }}", tokenizer=with_bos(), turn_ends={"<|im_end|>": 2})
+    body: Json = {"messages": [{"role": "user", "content": "hi"}], "add_special_tokens": True}
+    rendered = chat(to, **body, return_message_spans=True)
+    assert rendered["token_ids"][0] == 0
+    assert rendered["token_ids"][-1] == 2
+    last = len(rendered["token_ids"]) - 1
+    assert rendered["message_spans"] == [
+        {"start": 0, "end": 1, "message": None, "part": "scaffold"},
+        {"start": 1, "end": last, "message": 0, "part": "content"},
+        {"start": last, "end": last + 1, "message": None, "part": "scaffold"},
+    ]
+
+
+def masked_text(to: Renderer, **body: Any) -> str:
+    rendered = chat(to, **body, return_loss_mask=True)
+    kept = zip(rendered["token_ids"], rendered["loss_mask"], strict=True)
+    return byte_level().decode([token for token, told in kept if told])
+
+
+CALLED = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "r"},
+]
+
+
+def test_a_calls_name_before_the_tools_answer_is_not_the_assistants() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{% if m.role == 'tool' %}{{ messages[1].tool_calls[0].function.name }}\n"
+        "{% else %}{{ m.role }}\n{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    to = renderer(template=template, turn_ends={"<|im_end|>": 2})
+    assert masked_text(to, messages=CALLED) == 'f {"x": "a b", "n": 1}<|im_end|>'
+
+
+def test_a_call_begins_behind_what_ends_the_message_before_where_nothing_asks_for_an_answer() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        '[CALL][{"name": "{{ c.function.name }}"{{ c.function.arguments | tojson }}}]'
+        "{% endfor %}<|im_end|>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}"
+    )
+    to = renderer(template=template, turn_ends={"<|im_end|>": 2})
+    assert masked_text(to, messages=CALLED) == '[CALL][{"name": "f"{"x": "a b", "n": 1}}]<|im_end|>'

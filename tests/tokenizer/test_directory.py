@@ -152,6 +152,13 @@ def test_a_directory_without_a_vocabulary_says_what_to_do(tmp_path: Path, config
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tekken.json", "tokenizer.model", "x.tiktoken"])
+def test_a_folder_is_no_vocabulary_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(TokenizerBroken, match=r"no tokenizer\.json in"):
+        Tokenizer.from_directory(tmp_path)
+
+
 def test_params_json_says_what_config_json_would(tmp_path: Path) -> None:
     write(tmp_path, tekken__json=tekken(), params__json={"vocab_size": 300, "max_seq_len": 777})
     model, _ = served(str(tmp_path))

@@ -152,3 +152,20 @@ def test_named_tokens_reach_the_template(tmp_path: Path) -> None:
         "pad_token": "<|endoftext|>",
         "image_token": "<i>",
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("decoder", {"type": "Sequence", "decoders": 5}),
+        ("decoder", {"type": "Replace", "pattern": 5, "content": " "}),
+        ("decoder", {"type": "Metaspace", "replacement": 5}),
+        ("post_processor", {"type": "TemplateProcessing", "single": 5, "pair": [], "special_tokens": {}}),
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+    ],
+)
+def test_a_broken_member_is_one_line(key: str, value: object) -> None:
+    described = json.loads(byte_level_json())
+    described[key] = value
+    with pytest.raises(TokenizerBroken, match=r"\A.+\Z"):
+        from_json(json.dumps(described), {})

@@ -111,6 +111,11 @@ def test_t5_has_its_sentinels_after_the_pieces(tmp_path: Path) -> None:
         (b"\xff\xff", {}, "no sentencepiece model"),
         (b"<html>", {}, "no sentencepiece model"),
         (sentencepiece()[:-40], {}, "no sentencepiece model"),
+        (sentencepiece() + b"\x0a\x07\x0a\x01q\x12\x02xx", {}, "no sentencepiece model"),  # a score of text
+        (sentencepiece() + b"\x0a\x08\x0a\x01q\x1d\x00\x00\xc0\x7f", {}, "no sentencepiece model"),  # a kind of NaN
+        (sentencepiece() + b"\x12\x05\x1d\x00\x00\x80\x7f", {}, "no sentencepiece model"),  # a kind of infinity
+        (sentencepiece() + b"\x1a\x0a\x12\x08\xff\xff\xff\xffabcd", {}, "rules are cut short"),
+        (sentencepiece() + b"\x1a\x03\x12\x01\x01", {}, "rules are cut short"),
         (sentencepiece(trainer={3: 4}), {}, "kind 4: only Unigram and BPE"),
         (sentencepiece(trainer={24: 1}), {}, "blanks after words"),
         (sentencepiece(byte_fallback=False, trainer={35: 1}), {}, "lacks the byte token <0x00>"),

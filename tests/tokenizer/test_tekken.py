@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def test_old_files_list_no_special_tokens(tmp_path: Path) -> None:
     assert tokenizer.encode("a") == [32 + 97]
 
 
+LONG = b64encode(b"a" * 200_000).decode()
+
+
 def broken(change: Any) -> dict[str, Any]:
     file = tekken()
     change(file)
@@ -56,6 +60,9 @@ def broken(change: Any) -> dict[str, Any]:
         ({"config": {}}, "cannot be read"),
         (broken(lambda file: file.pop("special_tokens")), "lists no special_tokens"),
         (broken(lambda file: file["vocab"][5].update(token_bytes="@")), "rank 5 is no base64"),
+        (broken(lambda file: file["vocab"][5].update(token_bytes="é")), "rank 5 is no base64"),
+        (tekken(default_num_special_tokens=10**12, default_vocab_size=10**12 + 263), "room for 10+ special tokens"),
+        (broken(lambda file: file["vocab"][262].update(token_bytes=LONG)), "a token of more than 4096 bytes"),
         (broken(lambda file: file["vocab"].pop(5)), "is not the 263 ranks it says"),
         (tekken(default_vocab_size=500), "is not the 492 ranks it says"),
         (tekken(room=3), "5 special tokens in a room for 3"),

@@ -88,6 +88,16 @@ def test_a_broken_rank_file_is_one_clear_line(data: bytes, says: str) -> None:
         read_ranks(data)
 
 
+@pytest.mark.parametrize("number", ["²", "9" * 5000])
+def test_an_id_that_is_no_number_is_one_clear_line(tmp_path: Path, number: str) -> None:
+    config = {"added_tokens_decoder": {number: {"content": "<a>"}}}
+    code = r'pat_str = r"\p{L}+|."'
+    write(tmp_path, x__tiktoken=rank_file(), tokenization_x__py=code, tokenizer_config__json=config)
+    with pytest.raises(TokenizerBroken, match="is not an added token") as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_patterns_keep_their_meaning_in_oniguruma() -> None:
     assert oniguruma(r"\p{N}{1,3}+|\s++$|[$^a]|\$|^b") == r"\p{N}{1,3}|\s++\z|[$^a]|\$|\Ab"
     with pytest.raises(TokenizerBroken, match="within a branch"):

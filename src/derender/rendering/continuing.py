@@ -14,6 +14,7 @@ from derender.protocol.errors import BadRequest, Conflict
 from derender.rendering.conversation import Chat
 
 PARAM = "previous_token_ids"
+_MORE = "\ufdd2"
 _SHOWN = 40  # characters of a prompt in a message
 
 
@@ -37,9 +38,7 @@ class Continuation:
         self._end = (
             re.compile("|".join(map(re.escape, sorted(turn_ends, key=len, reverse=True)))) if turn_ends else None
         )
-        self._reasoning = [
-            re.compile(rf"{re.escape(opener)}.*?{re.escape(closer)}\s*", re.DOTALL) for opener, closer in reasoning
-        ]
+        self._reasoning = [pair for pair in reasoning if all(pair)]
 
     def ids(self, chat: Chat, previous: Sequence[int], *, keep_reasoning: bool) -> list[int]:
         """`previous` and then the ids of what the template writes behind the assistant's last turn.
@@ -52,14 +51,15 @@ class Continuation:
         count = _turns_before(chat.messages)
         prompt = chat.text()
         alone = chat.text_of(chat.messages[:count], add_generation_prompt=False)
-        last = self._last_end(alone)
+        last = self._last_end(alone, behind=self._behind(chat, alone, count))
         end = None
         if last is not None and prompt.startswith(alone[: last.start()]):
             end = self._end_at(prompt, last.start())  # a last turn may end otherwise than one in a history
-        if end is None and last is not None:
+        if end is None:
             end = self._end_behind_texts(chat, prompt, count)
             if end is not None:
-                self._check_prefix(prompt[: end.start()], alone[: last.start()], keep_reasoning=keep_reasoning)
+                turns = alone if last is None else alone[: last.start()]
+                self._check_prefix(prompt[: end.start()], turns, keep_reasoning=keep_reasoning)
         if end is None:
             raise Conflict(
                 "the chat template ends the assistant's turns with no token that ends an output: it cannot be told "
@@ -84,14 +84,29 @@ class Continuation:
         until = min((one.start for one in fragments if one.message >= count and one.start >= own), default=len(prompt))
         return found if found is not None and found.end() <= until else None
 
-    def _last_end(self, text: str) -> re.Match[str] | None:
-        return max(self._end.finditer(text), key=re.Match.start, default=None) if self._end is not None else None
+    def _behind(self, chat: Chat, alone: str, count: int) -> int:
+        """Where in the turns up to the assistant's last one the texts of that one end: an end before is another's."""
+        changed = _with_more(chat.messages[count - 1])
+        if changed is None:
+            return 0
+        try:
+            other = chat.text_of([*chat.messages[: count - 1], changed], add_generation_prompt=False)
+        except BadRequest:  # a template may know the names of calls, say
+            return 0
+        return _common(alone, other) if other != alone else 0
+
+    def _last_end(self, text: str, *, behind: int) -> re.Match[str] | None:
+        if self._end is None:
+            return None
+        return max(self._end.finditer(text, behind), key=re.Match.start, default=None)
 
     def _check_prefix(self, now: str, before: str, *, keep_reasoning: bool) -> None:
         """Raises `Conflict` where the template writes a history otherwise now that there are more messages."""
         if now == before:
             return
-        only_reasoning = self._without_reasoning(now) == self._without_reasoning(before)
+        only_reasoning = any(
+            self._without_reasoning(now, blanks) == self._without_reasoning(before, blanks) for blanks in (None, "\n")
+        )
         if only_reasoning and keep_reasoning:
             return
         ids, others = self._encode(before), self._encode(now)
@@ -109,9 +124,20 @@ class Continuation:
             param=PARAM,
         )
 
-    def _without_reasoning(self, text: str) -> str:
-        for pattern in self._reasoning:
-            text = pattern.sub("", text)
+    def _without_reasoning(self, text: str, blanks: str | None) -> str:
+        """`blanks`: what goes with it where it comes behind; None for all white space."""
+        for opener, closer in self._reasoning:
+            kept: list[str] = []
+            at = 0
+            while (start := text.find(opener, at)) >= 0:
+                end = text.find(closer, start + len(opener))
+                if end < 0:
+                    break
+                kept.append(text[at:start])
+                at = end + len(closer)
+                while at < len(text) and (text[at] in blanks if blanks else text[at].isspace()):
+                    at += 1
+            text = "".join([*kept, text[at:]])
         return text
 
 
@@ -123,3 +149,29 @@ def _turns_before(messages: Sequence[Json]) -> int:
                 raise BadRequest(f"{PARAM} need messages behind the assistant's last", param="messages")
             return index + 1
     raise BadRequest(f"{PARAM} need a message of the assistant, the last turn", param="messages")
+
+
+def _with_more(message: Json) -> Json | None:
+    """The message with one character more at the end of its text, or of its last call's name."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if calls:
+        last = calls[-1]
+        function = {**last["function"], "name": last["function"]["name"] + _MORE}
+        return {**message, "tool_calls": [*calls[:-1], {**last, "function": function}]}
+    if isinstance(content, str) and content:
+        return {**message, "content": content + _MORE}
+    if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
+        return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MORE}]}
+    return None
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters the two have in common at their beginning."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

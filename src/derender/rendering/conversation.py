@@ -142,30 +142,34 @@ class Conversation:
 
         With a guard, its prompt has stand-ins for some characters of the request's texts (`Guard.show`).
         """
-        if self._guard is not None:
-            messages, tools = self._guard.messages(messages), self._guard.tools(tools)
-            documents, kwargs = self._guard.values(documents), self._guard.values(kwargs)
+        source = None
         if chat_template or kwargs:
             source = requested_template(chat_template or None, kwargs, trusted=self._model.trust_request_chat_template)
-            if source:
-                return ForeignChat(
-                    source,
-                    messages,
-                    {
-                        "model_name": self._model.name,
-                        "seconds": TEMPLATE_SECONDS,
-                        "max_chars": self._max_chars,
-                        "tools": tools,
-                        "documents": documents,
-                        "add_generation_prompt": add_generation_prompt,
-                        "continue_final_message": continue_final_message,
-                        "special_tokens": self._special_tokens,
-                        "template_kwargs": kwargs,
-                        "defaults": self._defaults,
-                        "reasoning_effort": reasoning_effort,
-                    },
-                )
-        template = self._templates.pick(tools is not None)
+        own = None if source else self._templates.pick(tools is not None)
+        if self._guard is not None:
+            raw = isinstance(own, CodedTemplate) and own.RAW_ARGUMENTS
+            messages, tools = self._guard.messages(messages, raw_arguments=raw), self._guard.tools(tools)
+            documents, kwargs = self._guard.values(documents), self._guard.values(kwargs)
+            asked = self._guard.values(asked)
+        if source:
+            return ForeignChat(
+                source,
+                messages,
+                {
+                    "model_name": self._model.name,
+                    "seconds": TEMPLATE_SECONDS,
+                    "max_chars": self._max_chars,
+                    "tools": tools,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt,
+                    "continue_final_message": continue_final_message,
+                    "special_tokens": self._special_tokens,
+                    "template_kwargs": kwargs,
+                    "defaults": self._defaults,
+                    "reasoning_effort": reasoning_effort,
+                },
+            )
+        template = own or self._templates.pick(tools is not None)
         normal = normalize_messages(
             messages,
             content_format=self._content_format or template.content_format,

@@ -8,8 +8,10 @@ token, that stretch of the prompt is encoded as plain text, and all others as ev
 
 from __future__ import annotations
 
+import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -21,7 +23,11 @@ from derender.tokenizer.plain_text import PlainEncoder
 _STAND_INS = [chr(plane << 16 | low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF)]
 _STAND_IN = re.compile(f"[{''.join(_STAND_INS)}]")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_JSON_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _ROLES = frozenset(("assistant", "developer", "function", "system", "tool", "user"))
+_KEYS = frozenset(("arguments", "content", "description", "function", "id", "name", "parameters", "text", "type"))
+_KINDS = frozenset(("function", "input_text", "output_text", "refusal", "text", "thinking", "tool_reference"))
+_FINEST = 64  # characters of a text that is encoded one by one where nothing else keeps a control token out
 
 
 class Guard:
@@ -43,7 +49,11 @@ class Guard:
             raise ValueError(f"control tokens begin and end with {len(ends)} different characters")
         self._tokenizer = tokenizer
         self._plain = PlainEncoder(tokenizer.reload)
-        self._ids = frozenset(controls.values())
+        self._of = controls
+        unknown = tokenizer.special_tokens.get("unk_token", "")
+        self._unknown = (unknown,) if unknown in controls else ()
+        # What a text has for a character that the vocabulary lacks is nothing that it spells.
+        self._ids = frozenset(one for text, one in controls.items() if text not in self._unknown)
         pairs = list(zip(ends, _STAND_INS, strict=False))
         self._hide = str.maketrans(dict(pairs))
         self._show = str.maketrans({stand_in: one for one, stand_in in pairs})
@@ -56,11 +66,14 @@ class Guard:
         self.count = 0
         """Spellings of control tokens that were encoded as plain text."""
 
-    def messages(self, messages: Sequence[Any]) -> list[Any]:
-        """Messages as a template may be given them. Raises BadRequest for a role or name that would make a control
-        token between the template's own brackets, and for texts with noncharacters.
+    def messages(self, messages: Sequence[Any], *, raw_arguments: bool = False) -> list[Any]:
+        """Messages as a template may be given them. `raw_arguments`: it writes the arguments of calls as the text that
+        they came as; others read them as JSON, in which an escape may spell a character.
+
+        Raises BadRequest for a role or name that would make a control token between the template's own brackets, and
+        for texts with noncharacters.
         """
-        return [self._message(one, index) for index, one in enumerate(messages)]
+        return [self._message(one, index, raw=raw_arguments) for index, one in enumerate(messages)]
 
     def tools(self, tools: list[Json] | None) -> list[Json] | None:
         """Tools, likewise."""
@@ -80,7 +93,10 @@ class Guard:
         shown = self.show(text)
         forged = self._forged(text, shown)
         if not forged:
-            return self._tokenizer.encode(shown, add_special_tokens=add_special_tokens)
+            ids = self._tokenizer.encode(shown, add_special_tokens=add_special_tokens)
+            forged = self.made(ids, text, add_special_tokens=add_special_tokens)
+            if not forged:
+                return ids
         with self._lock:
             self.count += forged
         ids = self._encoded(text)
@@ -89,6 +105,17 @@ class Guard:
     def spells_control(self, text: str) -> bool:
         """Whether texts of the request spell a control token in a prompt."""
         return bool(self._forged(text, self.show(text)))
+
+    def made(self, ids: Sequence[int], text: str, *, add_special_tokens: bool = False) -> int:
+        """How many control tokens the ids of a prompt have that neither it nor the tokenizer's frame spells.
+
+        A tokenizer may read other characters as those of a control token (NFKC and capitals, say).
+        """
+        found = Counter(one for one in ids if one in self._ids)
+        own = Counter(self._of[one[0]] for one in self._control.finditer(text)) if found else Counter[int]()
+        if add_special_tokens and found - own:
+            own.update(self._tokenizer.encode("a", add_special_tokens=True))
+        return (found - own).total()
 
     def _forged(self, text: str, shown: str) -> int:
         if not _STAND_IN.search(text):
@@ -110,7 +137,7 @@ class Guard:
         own = list(self._control.finditer(text))
         for place, end in [*((one.start(), one.end()) for one in own), (len(text), len(text))]:
             stretch = text[start:place]
-            if self._forged(stretch, self.show(stretch)):
+            if self._forged(stretch, self.show(stretch)) or not self._ids.isdisjoint(self._as_ever(stretch)):
                 # What comes before is encoded as ever, in one go: a tokenizer may do something at a text's beginning.
                 ids += self._as_ever(text[done:start])
                 ids += self._as_text(self.show(stretch), first=not start)
@@ -123,7 +150,7 @@ class Guard:
 
     def _as_text(self, text: str, *, first: bool) -> list[int]:
         ids = self._plain.encode(text, first=first)
-        if self._ids.isdisjoint(ids):
+        if self._ids.isdisjoint(ids) and not any(one in text for one in self._unknown):
             return ids
         # A vocabulary in which the spelling of a control token is a word, too: it is cut in two.
         parts: list[int] = []
@@ -131,12 +158,24 @@ class Guard:
         for found in self._control.finditer(text):
             parts += self._plain.encode(text[at : found.start() + 1], first=first and not at)
             at = found.start() + 1
-        parts += self._plain.encode(text[at:], first=False)
-        if not self._ids.isdisjoint(parts):
-            raise BadRequest("the messages spell a control token in a way that cannot be encoded as text")
-        return parts
+        parts += self._plain.encode(text[at:], first=first and not at)
+        return parts if self._ids.isdisjoint(parts) else self._in_pieces(text, first=first)
 
-    def _message(self, message: Any, index: int) -> Any:
+    def _in_pieces(self, text: str, *, first: bool) -> list[int]:
+        """The ids of a text that is no control token in small enough pieces."""
+        ids = self._plain.encode(text, first=first)
+        if self._ids.isdisjoint(ids):
+            return ids
+        if len(text) < 2:
+            raise BadRequest("the messages spell a control token in a way that cannot be encoded as text")
+        size = 1 if len(text) <= _FINEST else (len(text) + 1) // 2
+        return [
+            one
+            for at in range(0, len(text), size)
+            for one in self._in_pieces(text[at : at + size], first=first and not at)
+        ]
+
+    def _message(self, message: Any, index: int, *, raw: bool) -> Any:
         if not isinstance(message, dict):
             return message
         role = message.get("role")
@@ -147,32 +186,65 @@ class Guard:
                     f"messages.{index}.{key}: {value!r} is the name of a control token", param=f"messages.{index}.{key}"
                 )
         keep = role == "assistant"
-        return {key: value if key == "role" else self._value(value, keep=keep) for key, value in message.items()}
+        return {
+            key: value
+            if key == "role" and value in _ROLES
+            else self._value(value, keep=keep, raw=raw or key == "content")
+            for key, value in message.items()
+        }
 
-    def _value(self, value: Any, *, keep: bool) -> Any:
-        """`keep`: leave the markers of reasoning in texts."""
+    def _value(self, value: Any, *, keep: bool, raw: bool = True) -> Any:
+        """`keep`: leave the markers of reasoning in texts. `raw`: texts of arguments are not read as JSON."""
         if isinstance(value, str):
             return self._text(value, keep=keep)
         if isinstance(value, list):
-            return [self._value(one, keep=keep) for one in value]
+            return [self._value(one, keep=keep, raw=raw) for one in value]
         if isinstance(value, dict):
             return {
-                self._text(key, keep=False): self._arguments(one)
-                if key == "arguments" and isinstance(one, str)
-                else self._value(one, keep=keep)
+                key if key in _KEYS else self._text(key, keep=False): self._field(key, one, keep=keep, raw=raw)
                 for key, one in value.items()
             }
         return value
 
+    def _field(self, key: Any, value: Any, *, keep: bool, raw: bool) -> Any:
+        if isinstance(value, str):
+            if key == "type" and value in _KINDS:
+                return value
+            if key == "arguments" and not raw:
+                return self._arguments(value)
+        return self._value(value, keep=keep, raw=raw or key == "arguments")
+
     def _arguments(self, text: str) -> str:
         """Arguments as JSON text, whose own brackets stay."""
-        hidden, strings = _JSON_STRING.subn(lambda found: self._text(found[0], keep=False), text)
-        return hidden if strings else self._text(text, keep=False)
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError):
+            return self._text(text, keep=False)
+        if isinstance(parsed, str):  # JSON of a JSON text: some read that, too
+            return json.dumps(self._arguments(parsed), ensure_ascii=False)
+        return _JSON_STRING.sub(self._json_string, text)
 
-    def _text(self, text: str, *, keep: bool) -> str:
-        if _STAND_IN.search(text):
-            raise BadRequest("the messages have noncharacters (such as U+1FFFE), which no text has", param="messages")
+    def _json_string(self, found: re.Match[str]) -> str:
+        text = _JSON_ESCAPE.sub(self._escape, found[0]) if "\\" in found[0] else found[0]
+        if _STAND_IN.search(json.loads(found[0], strict=False)):
+            raise _noncharacters()
+        return self._text(text, keep=False, escaped=True)
+
+    def _escape(self, found: re.Match[str]) -> str:
+        """An escape of a character that is hidden, as what hides it; others stay."""
+        code = int(found[1], 16) if found[1] else -1
+        hidden: str = self._hide.get(code, found[0])
+        return hidden
+
+    def _text(self, text: str, *, keep: bool, escaped: bool = False) -> str:
+        """`escaped`: its escapes are hidden already."""
+        if not escaped and _STAND_IN.search(text):
+            raise _noncharacters()
         if keep and self._kept is not None:
             parts = self._kept.split(text)
             return "".join(part if number % 2 else part.translate(self._hide) for number, part in enumerate(parts))
         return text.translate(self._hide)
+
+
+def _noncharacters() -> BadRequest:
+    return BadRequest("the messages have noncharacters (such as U+1FFFE), which no text has", param="messages")

@@ -17,6 +17,7 @@ from derender.tokenizer import Tokenizer
 
 Side = Literal["left", "right"]
 Offsets = list[tuple[int, int]]
+_SPELLED = "the messages spell control tokens: offsets, spans and masks cannot be given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,13 @@ class PromptEncoder:
                 text = text[: self.max_chars]
         spans: Offsets | None = None
         guard = self._guard if guarded else None
-        if offsets and guard is not None:
-            if guard.spells_control(text):
-                raise BadRequest("the messages spell control tokens: offsets, spans and masks cannot be given")
-            text = guard.show(text)
+        if offsets and guard is not None and guard.spells_control(text):
+            raise BadRequest(_SPELLED)
         if offsets:
-            ids, spans = self._tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+            shown = text if guard is None else guard.show(text)
+            ids, spans = self._tokenizer.encode_with_offsets(shown, add_special_tokens=add_special_tokens)
+            if guard is not None and guard.made(ids, text, add_special_tokens=add_special_tokens):
+                raise BadRequest(_SPELLED)
             if skipped:
                 spans = [(start + skipped, end + skipped) if end else (start, end) for start, end in spans]
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import MessageSpan, SpanPart
@@ -77,6 +77,7 @@ class Provenance:
         """For each message of the assistant that has text: its number, and its tokens from first to before last."""
         fragments, places = self._tracked.fragments, self._fragment_tokens()
         openers = _openers(self._chat)
+        closers: dict[Any, str] = {}
         before = 0
         at = 0
         while at < len(fragments):
@@ -86,17 +87,38 @@ class Provenance:
                 end += 1
             follows = places[end][0] if end < len(fragments) else len(self._ids)
             if self._chat.messages[message].get("role") == "assistant" and places[end - 1][1] > places[at][0]:
+                first = fragments[at]
+                if not openers and first.part != "content":
+                    self._note_closer(first, before, closers)
+                known = openers or ([] if first.part == "content" else [closers.get(self._role_before(message), "")])
                 yield (
                     message,
-                    self._begin(fragments[at], places[at][0], before=before, openers=openers),
+                    self._begin(first, places[at][0], before=before, openers=known),
                     self._end(places[end - 1][1], follows),
                 )
             before, at = fragments[end - 1].end, end
 
+    def _role_before(self, message: int) -> Any:
+        return self._chat.messages[message - 1].get("role") if message else None
+
+    def _note_closer(self, first: Fragment, before: int, closers: dict[Any, str]) -> None:
+        """Where the template writes nothing to ask for an answer: what it ends the message before with, by that one's
+        role. What comes behind it is the assistant's, such as the opener of its calls."""
+        role = self._role_before(first.message)
+        if role is None or role in closers:
+            return
+        closers[role] = ""
+        try:
+            shorter = self._chat.text_of(self._chat.messages[: first.message], add_generation_prompt=True)
+        except BadRequest:
+            return
+        if before <= len(shorter) <= first.start and self._tracked.text.startswith(shorter):
+            closers[role] = self._tracked.text[before : len(shorter)]
+
     def _begin(self, fragment: Fragment, first: int, *, before: int, openers: Sequence[str]) -> int:
         """The first token behind the opener of a turn, in what stands between two texts; else that of the text."""
         gap = self._tracked.text[before : fragment.start]
-        for opener in openers:
+        for opener in filter(None, openers):
             place = gap.rfind(opener)
             if place >= 0:
                 start = before + place + len(opener)
@@ -141,7 +163,9 @@ def _tokens(ranges: Sequence[tuple[int, int]], offsets: Offsets) -> list[tuple[i
         while at < len(offsets) and offsets[at][1] <= start:
             at += 1
         first = at
-        while at < len(offsets) and offsets[at][0] < end:
+        while (
+            at < len(offsets) and offsets[at][0] < end and offsets[at][1] > start
+        ):  # what the tokenizer adds has (0, 0)
             at += 1
         found.append((first, at))
         if at > first and offsets[at - 1][1] > end:

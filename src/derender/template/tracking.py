@@ -214,12 +214,18 @@ def _joined(places: list[_Place], sources: Sequence[_Source], text: str) -> tupl
     """Places of one text, or of one tool call, as one fragment where nothing of another stands between them.
 
     What stands between two pieces of a text is its own, a string that the template looks for; what stands between the
-    texts of a call is how the call is written.
+    texts of a call is how the call is written. A text of a call that comes once more (harmony writes its name before
+    the tool's answer) is no part of it.
     """
     fragments: list[Fragment] = []
     last: _Source | None = None
+    written: set[int] = set()
     for place in places:
         source = sources[place.source]
+        if source.part == "tool_calls":
+            if place.source in written:
+                continue
+            written.add(place.source)
         if last is not None and (last.message, last.part, last.call) == (source.message, source.part, source.call):
             fragments[-1] = fragments[-1]._replace(end=place.end)
         else:

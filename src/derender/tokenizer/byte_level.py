@@ -12,6 +12,9 @@ from typing import Any
 
 from derender.tokenizer.files import TokenizerBroken
 
+LONGEST_TOKEN = 4096
+"""Bytes. Every cut of every token is tried, so longer ones (none are known) would cost minutes."""
+
 
 def byte_characters() -> dict[int, int]:
     """Code point → byte of GPT-2's byte-level alphabet: printable Latin-1 stands for itself, the rest from U+0100."""
@@ -53,11 +56,14 @@ def ranks_as_tree(
     nfc: bool = False,
     frame: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The tree of a tokenizer.json for byte ranks. Raises `TokenizerBroken`.
+    """The tree of a tokenizer.json for byte ranks. Raises `TokenizerBroken`, also for a token longer than
+    `LONGEST_TOKEN`.
 
     `patterns` cut the text one after the other; none: as GPT-2's does, which the byte-level step has built in. The id
     of a token is its rank from `first_id` on; `frame` is the post-processor.
     """
+    if max(map(len, ranks), default=0) > LONGEST_TOKEN:
+        raise TokenizerBroken(f"the vocabulary has a token of more than {LONGEST_TOKEN} bytes")
     spelled = {spell(data): rank for data, rank in ranks.items()}
     steps: list[dict[str, Any]] = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

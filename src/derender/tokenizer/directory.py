@@ -123,6 +123,8 @@ def _candidates(directory: Path) -> Iterator[VocabularyFile]:
     """The files of a directory that can be its vocabulary."""
     for path in sorted(directory.iterdir(), key=_rank):
         name = path.name
+        if not path.is_file():
+            continue
         if name == "tokenizer.json":
             yield VocabularyFile("tokenizer.json", path)
         elif name.startswith("tekken") and name.endswith(".json"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,13 +56,20 @@ class Encoder:
             loading = pool.submit(_load_fast, spec)  # side by side: both libraries let go of the interpreter meanwhile
             reference = self._load_reference(spec)
             _check_added_ids(reference, spec)
-            truth = [[reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)]
+            try:
+                with _panics_raised():
+                    truth = [
+                        [reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)
+                    ]
+            except Exception as error:  # tokenizers raises bare Exception
+                raise TokenizerBroken(f"{spec.source} cannot be used: {str(error)[:200]}") from None
         try:
-            fast = loading.result()
-            for add, expected in zip((False, True), truth, strict=True):
-                for text, ids in zip(corpus, expected, strict=True):
-                    if list(fast.encode(text, add_special_tokens=add).ids) != ids:
-                        return f"it encodes {text[:40]!r} otherwise than tokenizers"
+            with _panics_raised():
+                fast = loading.result()
+                for add, expected in zip((False, True), truth, strict=True):
+                    for text, ids in zip(corpus, expected, strict=True):
+                        if list(fast.encode(text, add_special_tokens=add).ids) != ids:
+                            return f"it encodes {text[:40]!r} otherwise than tokenizers"
         except ImportError as error:
             return f"it cannot be imported: {error}"
         except Exception as error:  # a Rust library's own exception types: any of them means "not this tokenizer"
@@ -75,7 +84,8 @@ class Encoder:
 
                 described = spec or self._reload()
                 try:
-                    reference = Tokenizer.from_str(described.json_text.decode("utf-8"))
+                    with _panics_raised():
+                        reference = Tokenizer.from_str(described.json_text.decode("utf-8"))
                 except Exception as error:  # tokenizers raises bare Exception
                     raise TokenizerBroken(f"{described.source} cannot be loaded: {str(error)[:200]}") from None
                 reference.no_truncation()
@@ -89,7 +99,10 @@ class Encoder:
         encoder = self._fast or self._reference
         if self._blank_first and text.startswith(self._blank_first):
             text = "▁" + text
-        ids: list[int] = encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            raise _raised(error) from None
         return ids
 
     def token_id(self, token: str) -> int | None:
@@ -106,6 +119,19 @@ class Encoder:
         if not before:
             return encoding.ids, encoding.offsets
         return encoding.ids, [(max(start - 1, 0), max(end - 1, 0)) for start, end in encoding.offsets]
+
+
+def _raised(error: BaseException) -> BaseException:
+    """The error, or one that is an `Exception` in the place of a panic in a Rust library, which is none."""
+    return RuntimeError(str(error)) if type(error).__name__ == "PanicException" else error
+
+
+@contextlib.contextmanager
+def _panics_raised() -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        raise _raised(error) from None
 
 
 def _load_fast(spec: TokenizerSpec) -> Any:

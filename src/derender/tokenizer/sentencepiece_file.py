@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 from derender.tokenizer.files import TokenizerBroken
@@ -9,6 +10,7 @@ from derender.tokenizer.protobuf import ProtobufBroken, Value, fields, signed
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces; tokenizer.ggml.token_type has the same."""
+_TRIE = struct.Struct("<I")  # bytes of the trie that normalization rules begin with
 UNIGRAM, BPE = 1, 2
 """Kinds of models; WORD is 3 and CHAR is 4."""
 
@@ -44,7 +46,7 @@ def read_sentencepiece(data: bytes) -> SentencePieceFile:
                 _trainer(_message(value), file)
             elif number == 3:
                 _normalizer(_message(value), file)
-    except (ProtobufBroken, UnicodeDecodeError) as error:
+    except (ValueError, OverflowError) as error:
         raise TokenizerBroken(f"it is no sentencepiece model: {error}") from None
     if not file.texts or UNKNOWN not in file.types:
         raise TokenizerBroken("it is no sentencepiece model: it has no pieces")
@@ -95,6 +97,8 @@ def _normalizer(data: bytes, file: SentencePieceFile) -> None:
         match number:
             case 2:
                 file.charsmap = _message(value)
+                if file.charsmap and not 4 <= _TRIE.unpack_from(file.charsmap.ljust(4))[0] + 4 <= len(file.charsmap):
+                    raise ProtobufBroken("its normalization rules are cut short")  # the library would make room for all
             case 3:
                 file.add_dummy_prefix = bool(value)
             case 4:

@@ -6,7 +6,6 @@ The first `default_num_special_tokens` ids are the special tokens; those that th
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode
 from typing import Any
 
@@ -24,6 +23,7 @@ _UNNAMED = (
 # fmt: on
 """The special tokens of files that list none (versions up to v7)."""
 _OLD_VERSIONS = ("v1", "v2", "v3", "v7")
+_MOST_SPECIAL = 1 << 16
 
 
 class _Token(msgspec.Struct):
@@ -68,7 +68,7 @@ def tekken_tree(text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         for token in file.vocab:
             if token.rank < config.default_vocab_size - room:
                 ranks[b64decode(token.token_bytes, validate=True)] = token.rank
-    except binascii.Error:
+    except ValueError:  # binascii.Error, and a bare one for what is not ASCII
         raise TokenizerBroken(f"tekken.json: the token of rank {token.rank} is no base64") from None
     if len(ranks) != config.default_vocab_size - room or set(ranks.values()) != set(range(len(ranks))):
         raise TokenizerBroken(
@@ -96,6 +96,8 @@ def _special_tokens(file: _File) -> list[str]:
         listed = [_Special(rank, text) for rank, text in enumerate(_UNNAMED)]
     if not 0 < room <= file.config.default_vocab_size or len(listed) > room:
         raise TokenizerBroken(f"tekken.json: {len(listed)} special tokens in a room for {room}")
+    if room > _MOST_SPECIAL:
+        raise TokenizerBroken(f"tekken.json: room for {room} special tokens; at most {_MOST_SPECIAL} are known")
     named = {token.rank: token.token_str for token in listed}
     texts = [named.get(rank, f"<SPECIAL_{rank}>") for rank in range(room)]
     if len(named) != len(listed) or len(set(texts)) != room or not all(0 <= rank < room for rank in named):

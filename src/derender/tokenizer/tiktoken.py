@@ -19,6 +19,7 @@ from derender.tokenizer.files import TokenizerBroken
 from derender.tokenizer.rank_families import HARMONY, RANK_FAMILIES, RankFamily
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\s")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _PATTERN_NAMES = ("pat_str", "pattern", "pat")
 _LINE_ANCHOR = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\$|\^", re.DOTALL)
 
@@ -97,7 +98,7 @@ def _added(
     tokens: dict[int, dict[str, Any]] = {}
     listed = config.get("added_tokens_decoder")
     for key, value in listed.items() if isinstance(listed, dict) else ():
-        if isinstance(value, dict) and isinstance(value.get("content"), str) and str(key).isdigit():
+        if isinstance(value, dict) and isinstance(value.get("content"), str) and _NUMBER.fullmatch(key):
             number = int(key)
             tokens[number] = {
                 **added_token(number, value["content"], normalized=nfc),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from derender.tokenizer.detokenizer import Detokenizer
 from derender.tokenizer.directory import SourceMode, read_tokenizer_directory
 from derender.tokenizer.encoder import Encoder, EncoderChoice, EncoderName
-from derender.tokenizer.files import TokenizerSpec
+from derender.tokenizer.files import TokenizerBroken, TokenizerSpec
 from derender.tokenizer.pieces import build_pieces, spelling
 from derender.tokenizer.segments import LONG, SegmentedEncoder
 
@@ -20,8 +20,11 @@ class Tokenizer:
 
     def __init__(self, spec: TokenizerSpec, *, force: EncoderName | None = None) -> None:
         """Raises `TokenizerBroken`."""
-        how = spelling(spec.decoder)
-        table = build_pieces(spec, how)
+        try:
+            how = spelling(spec.decoder)
+            table = build_pieces(spec, how)
+        except (AttributeError, KeyError, TypeError) as error:  # members of other types than a decoder has
+            raise TokenizerBroken(f"tokenizer.json has a decoder that cannot be read: {error}") from None
         self.vocab_size = self.empty_id = len(table)
         """One past the highest id; as an id it stands for one outside the vocabulary, with an empty piece."""
         self.pieces: list[bytes] = [*(piece or b"" for piece in table), b""]

@@ -36,6 +36,8 @@ class CodedTemplate(ChatTemplate):
     VARIABLES: ClassVar[frozenset[str]]
     CONTENT_FORMAT: ClassVar[ContentFormat] = "parts"
     DEVELOPER_ROLE: ClassVar[bool] = True
+    RAW_ARGUMENTS: ClassVar[bool] = False
+    """Whether the arguments of calls are written as the text that they came as, and not read as JSON."""
 
     def __init__(self) -> None:  # the base class compiles a text, and there is none
         self.name = self.NAME

@@ -40,6 +40,7 @@ class Harmony(CodedTemplate):
         ("reasoning_effort", "model_identity", "current_date", "system_instructions", "call_header")
     )  # fmt: skip
     CONTENT_FORMAT = "exact"
+    RAW_ARGUMENTS = True
 
     def prompt(
         self,
