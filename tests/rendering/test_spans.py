@@ -187,6 +187,23 @@ def test_spans_cover_the_prompt_without_overlap(turns: list[tuple[str, str, bool
             assert text.strip() in content or "</think>" in content
 
 
+@settings(deadline=None, max_examples=150)
+@given(st.lists(CONTENT, min_size=1, max_size=4))
+def test_the_text_at_a_tokens_offsets_is_its_piece(texts: list[str]) -> None:
+    messages = [{"role": "user", "content": text} for text in texts]
+    rendered = chat(model(CALLS), messages=messages, return_token_offsets=True, return_prompt_text=True)
+    text, before = rendered["prompt_text"], 0
+    for token, (start, end) in zip(rendered["token_ids"], rendered["token_offsets"], strict=True):
+        piece, shown = byte_level().piece(token), text[start:end].encode()
+        assert piece in shown
+        # A token that cuts a character has the place of the whole character.
+        assert piece == shown or "\ufffd" in piece.decode(errors="replace")
+        assert before <= end
+        assert start <= before
+        before = end
+    assert before == len(text)
+
+
 @pytest.mark.real
 @pytest.mark.skipif(
     "DERENDER_REFERENCE_PYTHON" not in os.environ,
