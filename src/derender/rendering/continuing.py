@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from derender.protocol.common import Json
 from derender.protocol.errors import BadRequest, Conflict
@@ -110,9 +111,7 @@ class Continuation:
         if only_reasoning and keep_reasoning:
             return
         ids, others = self._encode(before), self._encode(now)
-        place = next((at for at, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other), None)
-        place = min(len(ids), len(others)) if place is None else place
-        at = next((at for at, (one, other) in enumerate(zip(before, now, strict=False)) if one != other), len(before))
+        place, at = _common(ids, others), _common(before, now)
         reason = (
             "drops or adds reasoning in the turns before; with keep_previous_reasoning it stays as it was sampled"
             if only_reasoning
@@ -165,8 +164,8 @@ def _with_more(message: Json) -> Json | None:
     return None
 
 
-def _common(one: str, other: str) -> int:
-    """How many characters the two have in common at their beginning."""
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many characters, or ids, the two have in common at their beginning."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2

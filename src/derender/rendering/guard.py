@@ -100,7 +100,10 @@ class Guard:
         with self._lock:
             self.count += forged
         ids = self._encoded(text)
-        return self._framed(ids) if add_special_tokens else ids
+        if not add_special_tokens:
+            return ids
+        before, after = self._tokenizer.frame
+        return [*before, *ids, *after]
 
     def spells_control(self, text: str) -> bool:
         """Whether texts of the request spell a control token in a prompt."""
@@ -121,14 +124,6 @@ class Guard:
         if not _STAND_IN.search(text):
             return 0
         return sum(text[one.start() : one.end()] != one[0] for one in self._control.finditer(shown))
-
-    def _framed(self, ids: list[int]) -> list[int]:
-        """The ids with what the tokenizer puts around a text."""
-        bare, full = (self._tokenizer.encode("a", add_special_tokens=add) for add in (False, True))
-        for before in range(len(full) - len(bare) + 1):
-            if full[before : before + len(bare)] == bare:
-                return [*full[:before], *ids, *full[before + len(bare) :]]
-        return ids
 
     def _encoded(self, text: str) -> list[int]:
         """The stretches between the template's own control tokens, those with a forged one as plain text."""

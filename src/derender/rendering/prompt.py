@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 from derender.protocol.errors import BadRequest, InvalidBody
@@ -194,20 +194,11 @@ class PromptEncoder:
         if truncation.side == "right":
             return entries[:limit]
         if truncation.side is None and framed:
-            before, after = self._frame
+            before, after = map(len, self._tokenizer.frame)
             body = entries[before : len(entries) - after]
             kept = max(limit - before - after, 0)
             entries = entries[:before] + body[len(body) - kept :] + entries[len(entries) - after :]
         return entries[-limit:] if limit else []
-
-    @cached_property
-    def _frame(self) -> tuple[int, int]:
-        """How many special tokens the tokenizer puts before and after a text."""
-        bare, full = (self._tokenizer.encode("a", add_special_tokens=add) for add in (False, True))
-        for before in range(len(full) - len(bare) + 1):
-            if full[before : before + len(bare)] == bare:
-                return before, len(full) - len(bare) - before
-        return 0, 0
 
 
 def completion_prompts(prompt: Any) -> list[str | list[int]]:

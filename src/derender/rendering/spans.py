@@ -163,9 +163,8 @@ def _tokens(ranges: Sequence[tuple[int, int]], offsets: Offsets) -> list[tuple[i
         while at < len(offsets) and offsets[at][1] <= start:
             at += 1
         first = at
-        while (
-            at < len(offsets) and offsets[at][0] < end and offsets[at][1] > start
-        ):  # what the tokenizer adds has (0, 0)
+        # What the tokenizer adds has (0, 0), and is in no range.
+        while at < len(offsets) and offsets[at][0] < end and offsets[at][1] > start:
             at += 1
         found.append((first, at))
         if at > first and offsets[at - 1][1] > end:

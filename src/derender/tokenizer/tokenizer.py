@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 from derender.tokenizer.detokenizer import Detokenizer
 from derender.tokenizer.directory import SourceMode, read_tokenizer_directory
@@ -84,6 +85,15 @@ class Tokenizer:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids and, for each, its (start, end) in characters of the text."""
         return self._encoder.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        bare, full = (self.encode("a", add_special_tokens=add) for add in (False, True))
+        for before in range(len(full) - len(bare) + 1):
+            if full[before : before + len(bare)] == bare:
+                return full[:before], full[before + len(bare) :]
+        return [], []
 
     def knows(self, token_id: int) -> bool:
         """Whether an id is in the vocabulary."""
