@@ -254,9 +254,10 @@ def test_e07_a_trusted_template_has_limits(fields: Json, over: str, monkeypatch:
         task = asyncio.create_task(call(app, "POST", CHAT_RENDER, parts=[body], headers=headers))
         slowest = 0.0
         while not task.done():
-            before = time.perf_counter()
+            before, worked = time.perf_counter(), time.process_time()
             assert (await call(app, "GET", "/health")).status == 200
-            slowest = max(slowest, time.perf_counter() - before)
+            # What this process worked meanwhile, so that a busy machine does not count.
+            slowest = max(slowest, min(time.perf_counter() - before, time.process_time() - worked))
             await asyncio.sleep(0.01)
         answered = task.result()
         assert answered.status == 400, answered.body

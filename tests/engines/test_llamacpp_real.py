@@ -308,7 +308,8 @@ def test_the_loop_stays_free_while_the_model_works(model):
             worst = max(worst, time.monotonic() - started)
         return worst
 
-    assert model.run(act) < 0.1
+    # A machine that does something else holds the loop up now and then; work on the loop does every time.
+    assert min(model.run(act) for _ in range(3)) < 0.1
 
 
 def test_the_whole_context_can_be_used(model):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from tests.cost import least_seconds
 from tests.formats.harness import compiled
 
 from derender.formats.registry import FORMATS
@@ -25,7 +26,10 @@ def slow(look: Callable[[str], object]) -> list[tuple[str, float]]:
     for text in TEXTS:
         started = time.process_time()
         look(text)
-        if (took := time.process_time() - started) > MOST_SECONDS:
+        if time.process_time() - started <= MOST_SECONDS:
+            continue
+        took = least_seconds(lambda text=text: look(text), within=MOST_SECONDS)  # type: ignore[misc]
+        if took > MOST_SECONDS:
             found.append((text[:16], round(took, 3)))
     return found
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cost import least_seconds
 
 from derender.parser.coerce import ToolSchemas, coerce
 from derender.parser.json_text import is_json, quoted
@@ -186,14 +186,16 @@ def test_schemas_that_refer_to_each_other_take_no_time(combiner: str) -> None:
         "$defs": {"A": {combiner: both}, "B": {combiner: both}},
         combiner: both,
     }
-    began = time.process_time()
-    schemas = tools(parameters)
-    assert schemas.types("f", "plain") == {"integer"}
-    assert {schemas.types("f", f"k{n}") for n in range(2000)} == {frozenset(("string",))}
-    tree = schemas.tree("f")
-    assert [tree.member(tree.root, f"no {n}") for n in range(2000)] == [None] * 2000
-    assert tree.items({"$ref": "#/$defs/A"}) is None
-    assert time.process_time() - began < 2
+
+    def work() -> None:
+        schemas = tools(parameters)
+        assert schemas.types("f", "plain") == {"integer"}
+        assert {schemas.types("f", f"k{n}") for n in range(2000)} == {frozenset(("string",))}
+        tree = schemas.tree("f")
+        assert [tree.member(tree.root, f"no {n}") for n in range(2000)] == [None] * 2000
+        assert tree.items({"$ref": "#/$defs/A"}) is None
+
+    assert least_seconds(work, within=2) < 2
 
 
 def test_a_large_schema_is_read_once() -> None:
@@ -202,13 +204,15 @@ def test_a_large_schema_is_read_once() -> None:
         "properties": {f"k{n}": {"$ref": "#/$defs/Choice"} for n in range(5000)},
         "$defs": {"Choice": {"enum": [*choices, None]}, "Far": {"$ref": "#/" + "a/" * 500_000}},
     }
-    schemas = tools(parameters)
-    began = time.process_time()
-    for n in range(5000):
-        assert schemas.types("f", f"k{n}") == {"integer", "null"}
-        assert "k0" in schemas.keys("f")
-        schemas.tree("f").types({"$ref": "#/" + "a/" * 5000})
-    assert time.process_time() - began < 2
+
+    def work() -> None:
+        schemas = tools(parameters)
+        for n in range(5000):
+            assert schemas.types("f", f"k{n}") == {"integer", "null"}
+            assert "k0" in schemas.keys("f")
+            schemas.tree("f").types({"$ref": "#/" + "a/" * 5000})
+
+    assert least_seconds(work, within=2) < 2
 
 
 def test_members_and_items_behind_parts_and_references() -> None:
