@@ -13,7 +13,6 @@ def least_seconds(work: Callable[[], object], *, within: float, tries: int = 5) 
     """
     least = float("inf")
     for _ in range(tries):
-        gc.collect()
         gc.disable()
         try:
             began = time.process_time()

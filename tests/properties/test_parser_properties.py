@@ -8,7 +8,6 @@ set, the checks of time go through every marker with 100,000 tokens.
 from __future__ import annotations
 
 import functools
-import functools
 import itertools
 import json
 import os
