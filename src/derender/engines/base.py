@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateResponse
@@ -47,21 +48,30 @@ class EngineModel:
     root: str | None = None
 
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
 class Engine(Protocol):
     """An engine that takes and gives token ids.
 
     `generate` and `stream` raise an `ApiError` for what the engine refuses: `stream` when it is awaited, so that a
-    refusal still has its HTTP status, and through the iterator once it has begun. Cancelling `generate`, or closing
-    the iterator, ends the work at the engine.
+    refusal still has its HTTP status, and through the iterator once it has begun; `EngineFailed` where the engine
+    cannot be reached or breaks off. Cancelling `generate`, or closing the iterator, ends the work at the engine.
+    `headers` go along with the request to an engine behind HTTP: trace context, and what else is told on.
     """
 
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def generate(self, request: GenerateRequest, /) -> GenerateResponse:
+    async def probe(self) -> None:
+        """Finds out what the engine can do; `capabilities` tell it from then on. Raises `EngineFailed`."""
+
+    async def generate(self, request: GenerateRequest, /, *, headers: Mapping[str, str] = ...) -> GenerateResponse:
         """The whole answer."""
 
-    async def stream(self, request: GenerateRequest, /) -> AsyncGenerator[GenerateChunk, None]:
+    async def stream(
+        self, request: GenerateRequest, /, *, headers: Mapping[str, str] = ...
+    ) -> AsyncGenerator[GenerateChunk, None]:
         """The answer as it comes: one choice in a chunk, choices interleaved, usage last where it was asked for."""
 
     async def abort(self, request_ids: Iterable[str], /) -> None:

@@ -12,10 +12,10 @@ import functools
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from derender.engines.base import Capabilities, EngineLoad, EngineModel
+from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineModel
 from derender.engines.llama_backend import BackendOptions, LlamaBackend
 from derender.engines.sampling import FEW, Limits, Plan, plan, plans_long
 from derender.engines.scheduler import Backend, Job, Scheduler, Token
@@ -66,7 +66,7 @@ class LlamaCppEngine:
         text = f"{backend.description}, {backend.threads} thread{'s' if backend.threads > 1 else ''}"
         return cls(backend, limits, root=path.name, description=text)
 
-    async def generate(self, request: GenerateRequest) -> GenerateResponse:
+    async def generate(self, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS) -> GenerateResponse:
         planned = await self._plan(request)
         run = _Run(self._scheduler, request, planned)
         ids: list[list[int]] = [[] for _ in planned.choices]
@@ -105,7 +105,9 @@ class LlamaCppEngine:
 
         return await asyncio.to_thread(made) if len(planned.choices) > FEW else made()
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+    async def stream(
+        self, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS
+    ) -> AsyncGenerator[GenerateChunk, None]:
         planned = await self._plan(request)
         await self.health()  # told now, it is an answer of its own and not an event in a stream
         return self._chunks(request, planned)
@@ -150,6 +152,9 @@ class LlamaCppEngine:
         if constraint is not None:
             await asyncio.to_thread(self._backend.check, constraint)
         return planned
+
+    async def probe(self) -> None:
+        """Nothing has to be tried: what was loaded tells what it can do."""
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         self._scheduler.abort_ids(frozenset(request_ids))

@@ -6,8 +6,6 @@ included. Messages name the field; they carry no internal path, no text of the s
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 MAX_MESSAGE = 4200
@@ -33,8 +31,10 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An error with a status and a message that may be shown to whoever asked."""
 
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "InternalServerError"
+    status: int = 500
+    type: str = "InternalServerError"
+    retry_after: int | None = None
+    """Seconds after which it may be worth to try again; told as `Retry-After`."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -102,6 +102,10 @@ class Unavailable(ApiError):
 
     status = 503
     type = "ServiceUnavailableError"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -320,6 +320,8 @@ class App:
             headers.append((b"www-authenticate", b"Bearer"))
         elif error.status == 405 and path in self._paths:
             headers.append((b"allow", self._allowed(path)))
+        if error.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % error.retry_after))
         return error_response(error, headers=headers)
 
     def _allowed(self, path: str) -> bytes:

@@ -16,6 +16,7 @@ from derender.protocol.codec import Decoder, check_containers, encode
 from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import MAX_MESSAGE, ApiError, BodyTooLarge, ErrorInfo, ErrorResponse, InvalidBody
 from derender.protocol.generate import GenerateChunk
+from derender.protocol.records import DONE, RecordReader, RecordTooLarge
 from derender.server.messages import Handler, Request, Response, Route, StreamResponse
 from derender.server.metrics import generated_tokens
 from derender.server.pool import WorkPool
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     Stream = ChatStreamDerenderer | CompletionStreamDerenderer
 
 T = TypeVar("T")
-DONE = b"[DONE]"
 INLINE_BYTES = 16384
 """Records up to this size are worked on in the event loop: a chunk of one token has some hundred bytes."""
 
@@ -167,26 +167,13 @@ def _engine_error(record: bytes) -> ErrorResponse | None:
 
 async def _records(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
     """The records of a body: the data of its events, or its lines."""
-    held = bytearray()  # of a line that has not ended
+    reader = RecordReader(max_bytes=limit)
     async for part in parts:
-        if b"\n" in part:
-            held += part
-            *lines, rest = held.split(b"\n")
-            held = rest
-            for line in lines:
-                if line and (record := _record(bytes(line))):
-                    yield record
-        else:
-            held += part
-        if len(held) > limit:
-            raise BodyTooLarge(f"a record is larger than {limit} bytes")
-    if record := _record(bytes(held)):
+        try:
+            records = reader.push(part)
+        except RecordTooLarge:
+            raise BodyTooLarge(f"a record is larger than {limit} bytes") from None
+        for record in records:
+            yield record
+    if record := reader.finish():
         yield record
-
-
-def _record(line: bytes) -> bytes:
-    """The record of a line; empty for blank lines, comments and other fields of an event."""
-    line = line.strip()
-    if line.startswith(b"data:"):
-        return line[5:].strip()
-    return line if line.startswith((b"{", b"[")) else b""

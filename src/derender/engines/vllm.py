@@ -1,0 +1,234 @@
+"""A vLLM server without a tokenizer (`vllm serve --tokens-only`), and what else speaks its token protocol.
+
+Source of the routes and fields: vllm#43606, vllm#57574; seen on 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace as replace_fields
+
+from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineModel
+from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
+from derender.engines.http import EngineHttp, failure_of
+from derender.protocol.codec import Decoder, encode
+from derender.protocol.common import StreamOptions, StructuredOutputs
+from derender.protocol.errors import ApiError, InvalidBody, Unavailable
+from derender.protocol.generate import (
+    AbortRequest,
+    GenerateChunk,
+    GenerateRequest,
+    GenerateResponse,
+    SamplingParams,
+)
+from derender.protocol.records import DONE
+
+logger = logging.getLogger("derender.engines")
+
+GENERATE = "/inference/v1/generate"
+ABORT = ("/inference/v1/abort_requests", "/abort_requests")  # where 0.32 has it, and where older servers do
+PREFIX = "generate-tokens-"
+"""What the server puts before a request's id."""
+
+_HEALTH_SECONDS = 5.0
+_ABORT_SECONDS = 2.0
+_PROBE_SECONDS = 60.0  # an engine that has just started compiles its kernels for the first request
+_STREAMED = StreamOptions(include_usage=True)
+
+_response = Decoder(GenerateResponse, lenient_numbers=True)
+_chunk = Decoder(GenerateChunk, lenient_numbers=True)
+
+
+class _Failure(msgspec.Struct):
+    error: Any
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+    root: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Load(msgspec.Struct):
+    server_load: int = 0
+
+
+_failure = msgspec.json.Decoder(_Failure)
+_models = msgspec.json.Decoder(_Models)
+_load = msgspec.json.Decoder(_Load)
+
+_PROBES: Mapping[str, SamplingParams] = {
+    "stop_strings": SamplingParams(max_tokens=1, stop=["\n"]),
+    "prompt_logprobs": SamplingParams(max_tokens=1, prompt_logprobs=0),
+    "structured_outputs": SamplingParams(max_tokens=1, structured_outputs=StructuredOutputs(regex="a")),
+}
+"""What is tried once to know whether the engine does it; each costs one token."""
+
+_CONSTRAINTS = frozenset(("json", "json_object", "regex", "choice", "grammar", "structural_tag"))
+
+
+class VllmEngine:
+    """The client of one server. The verbs are those of `engines.base.Engine`."""
+
+    kind = "vllm"
+
+    def __init__(self, http: EngineHttp) -> None:
+        self.http = http
+        self.capabilities = Capabilities(
+            prompt_logprobs=True, multimodal=True, kv_transfer=True, structured_outputs=_CONSTRAINTS, max_logprobs=-1
+        )
+        self._abort_paths = list(ABORT)
+
+    async def probe(self) -> None:
+        """Tries what only some servers do, and sets `capabilities` by it. Raises `EngineFailed` where it cannot be
+        reached."""
+        names = list(_PROBES)
+        able = await asyncio.gather(*(self._takes(_PROBES[name]) for name in names))
+        found = dict(zip(names, able, strict=True))
+        self.capabilities = replace(
+            self.capabilities,
+            stop_strings=found["stop_strings"],
+            prompt_logprobs=found["prompt_logprobs"],
+            structured_outputs=_CONSTRAINTS if found["structured_outputs"] else frozenset(),
+        )
+
+    async def _takes(self, params: SamplingParams) -> bool:
+        request = GenerateRequest(token_ids=[0, 0], sampling_params=params)
+        try:
+            await asyncio.wait_for(self.http.post(GENERATE, encode(request)), _PROBE_SECONDS)
+        except EngineRefused:
+            return False
+        except asyncio.TimeoutError:
+            raise EngineTimeout(f"{self.http.name} does not answer") from None
+        return True
+
+    async def generate(self, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS) -> GenerateResponse:
+        body = _body(request, stream=False)
+        try:
+            answer = await self.http.post(GENERATE, body, headers=headers)
+        except asyncio.CancelledError:
+            self._abort_soon([PREFIX + request.request_id])
+            raise
+        try:
+            return _response(answer)
+        except InvalidBody as error:
+            raise self._garbage(error) from None
+
+    async def stream(
+        self, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        body = _body(request, stream=True)
+        try:
+            records = await self.http.events(GENERATE, body, headers=headers)
+        except asyncio.CancelledError:
+            self._abort_soon([PREFIX + request.request_id])
+            raise
+        return self._chunks(request, records)
+
+    async def _chunks(
+        self, request: GenerateRequest, records: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        name = PREFIX + request.request_id
+        ended = False
+        try:
+            async for record in records:
+                if record == DONE:
+                    ended = True
+                    return
+                try:
+                    chunk = _chunk(record)
+                except InvalidBody as error:
+                    ended = True  # there is nothing to abort where the engine says that it failed
+                    if (told := _told(record)) is not None:
+                        raise failure_of(told, name=self.http.name) from None
+                    ended = False
+                    raise self._garbage(error) from None
+                name = chunk.request_id or name
+                yield chunk
+            raise EngineFailed(f"{self.http.name} ended its stream before the end")
+        finally:
+            await records.aclose()
+            if not ended:
+                self._abort_soon([name])
+
+    def _garbage(self, error: ApiError) -> EngineFailed:
+        logger.warning("%s (%s) sent what is no answer: %s", self.http.name, self.http.url, error.message)
+        return EngineFailed(f"{self.http.name} sent what is no answer")
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests by the ids that the engine's chunks have, or by those that it was asked with."""
+        ids = [one if one.startswith(PREFIX) else PREFIX + one for one in request_ids]
+        while self._abort_paths:
+            try:
+                await self.http.post(self._abort_paths[0], encode(AbortRequest(ids)))
+                return
+            except EngineFailed as error:
+                if error.begun:
+                    raise
+                self._abort_paths.pop(0)  # it has no such route
+
+    def _abort_soon(self, request_ids: list[str]) -> None:
+        async def work() -> None:
+            try:
+                await asyncio.wait_for(self.abort(request_ids), _ABORT_SECONDS)
+            except (ApiError, asyncio.TimeoutError) as error:
+                logger.info("%s (%s) could not be told to abort: %s", self.http.name, self.http.url, error)
+
+        self.http.soon(work())
+
+    async def health(self) -> None:
+        try:
+            await self.http.get("/health", seconds=_HEALTH_SECONDS)
+        except ApiError as error:
+            raise Unavailable(error.message) from error
+
+    async def load(self) -> EngineLoad:
+        try:
+            told = _load.decode(await self.http.get("/load", seconds=_HEALTH_SECONDS))
+        except (EngineRefused, msgspec.DecodeError):
+            return EngineLoad()
+        return EngineLoad(running=told.server_load)
+
+    async def models(self) -> list[EngineModel]:
+        try:
+            cards = _models.decode(await self.http.get("/v1/models", seconds=_HEALTH_SECONDS)).data
+        except msgspec.DecodeError:
+            raise EngineFailed(f"{self.http.name} does not tell its models") from None
+        return [EngineModel(name=card.id, max_model_len=card.max_model_len, root=card.root) for card in cards]
+
+    async def aclose(self) -> None:
+        await self.http.aclose()
+
+
+_UNSENT = {
+    name: UNSET if name not in ("token_offsets",) else None
+    for name in ("token_offsets", "parse_context", "prompt_text", "message_spans", "loss_mask", "block_hashes")
+}
+
+
+def _body(request: GenerateRequest, *, stream: bool) -> bytes:
+    """The request as its body: without what is only for whoever renders."""
+    return encode(
+        replace_fields(
+            request, stream=stream, stream_options=_STREAMED if stream else None, content_parts=None, **_UNSENT
+        )
+    )
+
+
+def _told(record: bytes) -> Any:
+    """What an error event tells; None for what is none."""
+    try:
+        return _failure.decode(record).error
+    except (msgspec.DecodeError, RecursionError):
+        return None
