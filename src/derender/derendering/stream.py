@@ -45,6 +45,10 @@ class ChoiceStreams:
         self.stopped = False
         """Whether a stop string ended a choice in the last chunk."""
 
+        self.cut = False
+        """Whether one did in any chunk."""
+
+        self.reads = options.reading is not None
         self._foreign = state is not None and texts.model.state_key is None
 
     def push(
@@ -72,7 +76,8 @@ class ChoiceStreams:
         self.stopped = False
         for position, choice in enumerate(chunk.choices):
             stream, delta = self._advance(position, choice)
-            self.stopped |= delta.stopped
+            if delta.stopped:
+                self.stopped = self.cut = True
             if not delta.over:
                 yield choice, stream, delta
 
@@ -171,6 +176,31 @@ class StreamDerenderer:
     def finished(self) -> bool:
         """Whether stop strings ended every choice: what the engine still sends is of no use."""
         return self._streams is not None and self._streams.finished(self._choices)
+
+    @property
+    def cut(self) -> bool:
+        """Whether a stop string ended a choice, in any chunk: the engine goes on with what nobody will see."""
+        return self._streams is not None and self._streams.cut
+
+    def ended(self, choices: int) -> bool:
+        """Whether the first `choices` choices are at their end."""
+        moved = self._streams.moved if self._streams is not None else {}
+        return len(moved) >= choices and all(stream.ended for stream in moved.values())
+
+    def count(self, choice: int) -> int:
+        """The tokens of a choice so far."""
+        stream = self._streams.moved.get(choice) if self._streams is not None else None
+        return stream.count if stream is not None else 0
+
+    @property
+    def generated(self) -> int:
+        """The tokens of all choices so far; none that came after a stop string."""
+        return sum(stream.count for stream in self._streams.moved.values()) if self._streams is not None else 0
+
+    @property
+    def reasoned(self) -> int | None:
+        """How many of them were reasoning; None where no output format is read."""
+        return self._streams.reasoned if self._streams is not None and self._streams.reads else None
 
     def snapshot(self) -> Any:
         """The state after the last chunk, JSON-safe; what was given before the first."""

@@ -1,0 +1,415 @@
+"""The stages of the loop, each an async function over one request: render, select, prefill, generate, derender.
+
+`loop.py` has their order. Render and derender are the model's own, the same as behind the endpoints of those names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from derender.engines.base import Capabilities
+from derender.engines.errors import EngineFailed, EngineTimeout
+from derender.gateway.context import Context, Leg, engine_request_id
+from derender.gateway.needs import choices_at_once, fitted, split_choices
+from derender.gateway.patience import Patience
+from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from derender.protocol.completions import CompletionRequest, CompletionResponse
+from derender.protocol.derender import (
+    ChatStreamContext,
+    CompletionStreamContext,
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+)
+from derender.protocol.errors import ApiError, BadRequest
+from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateResponse
+
+if TYPE_CHECKING:
+    from derender.gateway.backends import Backend
+    from derender.gateway.loop import Gateway
+
+PROMPT_TAIL = 256
+"""Prompt ids that derender is given: it looks at this turn's beginning for the region that the output starts in."""
+
+_NOTHING = GenerateChunk(choices=[])
+_REMOTE_DECODE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""What tells a prefill engine to keep the cache for another one (vLLM's NixlConnector and its kin)."""
+
+
+# -------------------------------------------------------------------------------------------------------- render
+
+
+async def render(gateway: Gateway, context: Context) -> None:
+    """The request as generate requests, fitted to what the engines can do. Raises `BadRequest` and its kin for all that
+    is wrong with it: after this stage an error is an engine's."""
+    began = perf_counter()
+    able = gateway.pool.capabilities(context.model.names[0]) or Capabilities()
+    context.prompts, context.legs = await context.work(lambda: _rendered(gateway, context, able))
+    spent = perf_counter() - began
+    context.spent["render"] = spent
+    gateway.meter.stage("render", spent)
+
+
+def _rendered(gateway: Gateway, context: Context, able: Capabilities) -> tuple[list[GenerateRequest], list[Leg]]:
+    model, request = context.model, context.request
+    if isinstance(request, ChatCompletionRequest):
+        prompts = [model.render_chat(request, request_id=context.request_id)]
+        model.derender_chat_stream(ChatStreamContext(chat_request=request)).push(_NOTHING)
+    else:
+        prompts = model.render_completions(request, request_id=context.request_id)
+        if request.stream:  # what is asked for the answer alone is checked before anything runs
+            model.derender_completion_stream(CompletionStreamContext(completion_request=request)).push(_NOTHING)
+    prompts = [fitted(one, able, unguided=gateway.settings.unguided) for one in prompts]
+    choices = context.choices
+    at_once = choices_at_once(choices, able)
+    legs = [
+        Leg(request=_of_choices(one, first, at_once, choices), prompt=number, first_choice=number * choices + first,
+            choices=min(at_once, choices - first))
+        for number, one in enumerate(prompts)
+        for first in range(0, choices, at_once)
+    ]  # fmt: skip
+    return prompts, legs
+
+
+def _of_choices(request: GenerateRequest, first: int, count: int, choices: int) -> GenerateRequest:
+    if count == choices:
+        return request
+    params = split_choices(request.sampling_params, first=first, count=min(count, choices - first))
+    return replace(request, sampling_params=params)
+
+
+# -------------------------------------------------------------------------------------------------------- select
+
+
+async def select(gateway: Gateway, context: Context, leg: Leg) -> None:
+    """An engine for a leg, in `leg.lease`: none that it was tried on. Raises `Unavailable`."""
+    began = perf_counter()
+    name = context.model.names[0]
+    role = "decode" if gateway.pool.splits(name) else "any"
+    leg.lease = await gateway.pool.take(name, role=role, token_ids=leg.request.token_ids, exclude=leg.tried)
+    backend = leg.lease.backend
+    leg.tried.append(backend)
+    context.engines.append(backend.name)
+    spent = perf_counter() - began
+    context.spent["queue"] = context.spent.get("queue", 0.0) + spent
+    gateway.meter.stage("queue", spent)
+    leg.sent = _for_engine(context, leg, backend)
+
+
+def _for_engine(context: Context, leg: Leg, backend: Backend) -> GenerateRequest:
+    """The leg's request as this engine takes it: under its own name of the model, within its own length."""
+    request = leg.request
+    params = request.sampling_params
+    longest, room = backend.max_model_len, None
+    if longest is not None:
+        room = longest - len(request.token_ids)
+        if room < 1:
+            raise BadRequest(
+                f"The prompt has {len(request.token_ids)} tokens, and the engine's maximum context length is {longest}.",
+                param="messages" if isinstance(context.request, ChatCompletionRequest) else "prompt",
+            )
+        if _asks_for_rest(context.request) and isinstance(params.max_tokens, int) and params.max_tokens > room:
+            params = replace(params, max_tokens=room)
+    return replace(
+        request,
+        request_id=engine_request_id(context.identity, leg),
+        model=backend.name_for(context.name) or backend.name_for(context.model.names[0]),
+        sampling_params=params,
+    )
+
+
+def _asks_for_rest(request: ChatCompletionRequest | CompletionRequest) -> bool:
+    """Whether the client set no bound on the output, so that it is what the model has room for."""
+    if isinstance(request, ChatCompletionRequest):
+        return request.max_tokens is None and request.max_completion_tokens is None
+    return request.max_tokens is None
+
+
+# ------------------------------------------------------------------------------------------------------- prefill
+
+
+async def prefill(gateway: Gateway, context: Context, leg: Leg) -> None:
+    """Where engines are split: the prompt's cache made by a prefill engine, for the decode engine to fetch.
+
+    The request that goes to the decode engine has the transfer parameters that the prefill engine gave. A client that
+    brings its own has had this done elsewhere. Raises `EngineFailed`, `Unavailable`.
+    """
+    sent = leg.sent
+    assert sent is not None
+    assert leg.lease is not None
+    if sent.kv_transfer_params or leg.lease.backend.spec.role != "decode":
+        return
+    began = perf_counter()
+    settings = gateway.settings
+    lease = await gateway.pool.take(context.model.names[0], role="prefill", token_ids=sent.token_ids)
+    backend = lease.backend
+    failure: ApiError | None = None
+    try:
+        asked = _prefill_request(sent, name=backend.name_for(context.name))
+        with Patience(first=settings.first_seconds, between=1.0, total=settings.total_seconds) as patience:
+            answer = await patience.wait(backend.engine.generate(asked, headers=context.headers))
+        if not answer.kv_transfer_params:
+            raise EngineFailed("the prefill engine gave no transfer parameters")
+    except ApiError as error:
+        failure = error
+        if isinstance(error, EngineFailed):
+            gateway.meter.failed(backend.name, type(error).__name__)
+        raise
+    finally:
+        lease.release(failure)
+    leg.sent = _with_transfer(sent, answer)
+    spent = perf_counter() - began
+    context.spent["prefill"] = context.spent.get("prefill", 0.0) + spent
+    gateway.meter.stage("prefill", spent)
+
+
+def _prefill_request(request: GenerateRequest, *, name: str | None) -> GenerateRequest:
+    params = replace(
+        request.sampling_params, max_tokens=1, min_tokens=1, n=1, logprobs=UNSET, prompt_logprobs=UNSET,
+        extra_args={**_extra(request), "kv_transfer_params": _REMOTE_DECODE},
+    )  # fmt: skip
+    return replace(
+        request, model=name, sampling_params=params, stream=False, stream_options=None,
+        kv_transfer_params=_REMOTE_DECODE,
+    )  # fmt: skip
+
+
+def _with_transfer(request: GenerateRequest, answer: GenerateResponse) -> GenerateRequest:
+    given = answer.kv_transfer_params
+    params = replace(request.sampling_params, extra_args={**_extra(request), "kv_transfer_params": given})
+    return replace(
+        request,
+        sampling_params=params,
+        kv_transfer_params=given,
+        ec_transfer_params=answer.ec_transfer_params or request.ec_transfer_params,
+    )
+
+
+def _extra(request: GenerateRequest) -> dict[str, object]:
+    return dict(request.sampling_params.extra_args or {})
+
+
+# ------------------------------------------------------------------------------------------------------ generate
+
+
+async def generate(gateway: Gateway, context: Context, leg: Leg) -> None:
+    """The engine's whole answer, in `leg.response`. Raises `EngineFailed`, and what the engine refuses."""
+    assert leg.sent is not None
+    assert leg.lease is not None
+    settings, backend = gateway.settings, leg.lease.backend
+    leg.started = perf_counter()
+    failure: ApiError | None = None
+    try:
+        with Patience(
+            first=settings.total_seconds, between=settings.total_seconds, total=settings.total_seconds
+        ) as patience:
+            leg.response = await patience.wait(backend.engine.generate(leg.sent, headers=context.headers))
+        check_response(leg, leg.response)
+    except asyncio.CancelledError:
+        gateway.meter.aborted("client")
+        raise
+    except ApiError as error:
+        failure = error
+        raise
+    finally:
+        leg.lease.release(failure)
+    spent = perf_counter() - leg.started
+    context.spent["generate"] = max(context.spent.get("generate", 0.0), spent)
+    gateway.meter.stage("generate", spent)
+
+
+def check_response(leg: Leg, response: GenerateResponse) -> None:
+    """Raises `EngineFailed` for an answer without just the choices that were asked for."""
+    indices = sorted(choice.index for choice in response.choices)
+    if indices != list(range(leg.choices)):
+        raise EngineFailed("the engine answered with other choices than were asked for")
+
+
+async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
+    """The engine's chunks, from the first one on, which has come when this returns.
+
+    Its failures before that are raised here, and the request may go to another engine. Closing the iterator, and any
+    error in it, ends the work at the engine and frees the lease.
+    """
+    assert leg.sent is not None
+    assert leg.lease is not None
+    leg.started = perf_counter()
+    chunks = _watched(gateway, leg, context)
+    try:
+        first = await anext(chunks)
+    except StopAsyncIteration:
+        raise EngineFailed("the engine ended its stream before it began") from None
+    spent = perf_counter() - leg.started
+    context.spent.setdefault("first_token", spent)
+    gateway.meter.stage("first_token", spent)
+    return _with_first(first, chunks)
+
+
+async def _with_first(
+    first: GenerateChunk, rest: AsyncGenerator[GenerateChunk, None]
+) -> AsyncGenerator[GenerateChunk, None]:
+    try:
+        yield first
+        async for chunk in rest:
+            yield chunk
+    finally:
+        await rest.aclose()
+
+
+async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+    """The chunks of one engine, each in its time and in order; with them the engine's lease."""
+    lease, request, settings = leg.lease, leg.sent, gateway.settings
+    assert lease is not None
+    assert request is not None
+    meter = gateway.meter
+    failure: ApiError | None = None
+    order = _Order(leg)
+    ended = False
+    chunks: AsyncGenerator[GenerateChunk, None] | None = None
+    try:
+        with Patience(
+            first=settings.first_seconds, between=settings.between_seconds, total=settings.total_seconds
+        ) as patience:
+            chunks = await patience.wait(lease.backend.engine.stream(request, headers=context.headers))
+            last = 0.0
+            while True:
+                try:
+                    chunk = await patience.wait(anext(chunks))
+                except StopAsyncIteration:
+                    break
+                order.check(chunk)
+                now = perf_counter()
+                if last:
+                    meter.stage("inter_token", now - last)
+                last = now
+                yield chunk
+        order.check_end()
+        ended = True
+    except ApiError as error:
+        failure = error
+        raise
+    finally:
+        if not ended and failure is None:
+            meter.aborted("stop" if leg.stopped else "client")
+        elif isinstance(failure, EngineTimeout):
+            meter.aborted("timeout")
+        if chunks is not None:
+            with suppress(ApiError):
+                await chunks.aclose()
+        lease.release(failure)
+
+
+class _Order:
+    """What the chunks of one engine must be: of choices that were asked for, none longer than asked for, none that goes
+    on after its end, and all with an end. Raises `EngineFailed` for what is otherwise."""
+
+    def __init__(self, leg: Leg) -> None:
+        assert leg.sent is not None
+        most = leg.sent.sampling_params.max_tokens
+        self._most = most if isinstance(most, int) else None
+        self._counts = [0] * leg.choices
+        self._open = set(range(leg.choices))
+
+    def check(self, chunk: GenerateChunk) -> None:
+        counts = self._counts
+        for choice in chunk.choices:
+            index = choice.index
+            if index >= len(counts):
+                raise EngineFailed("the engine sent a choice that was not asked for")
+            ids = choice.token_ids
+            if index not in self._open and (ids or choice.finish_reason is not None):
+                raise EngineFailed("the engine went on with a choice after its end")
+            if ids:
+                counts[index] += len(ids)
+                if self._most is not None and counts[index] > self._most:
+                    raise EngineFailed("the engine sent more tokens than were asked for")
+            if choice.finish_reason is not None:
+                self._open.discard(index)
+
+    def check_end(self) -> None:
+        if self._open:
+            raise EngineFailed("the engine ended its stream before the end of a choice")
+
+
+# ------------------------------------------------------------------------------------------------------ derender
+
+
+async def derender(gateway: Gateway, context: Context) -> ChatCompletionResponse | CompletionResponse:
+    """The engines' whole answers as the API's. Raises `EngineFailed` for what is no answer of this model."""
+    began = perf_counter()
+    responses = [leg.response for leg in context.legs if leg.response is not None]
+    generated = sum(len(choice.token_ids or ()) for one in responses for choice in one.choices)
+    context.generated = generated
+    gateway.meter.tokens(prompt=sum(len(one.token_ids) for one in context.prompts), generated=generated)
+    try:
+        answer = await context.work(lambda: _derendered(context))
+    except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
+        raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
+    spent = perf_counter() - began
+    context.spent["derender"] = spent
+    gateway.meter.stage("derender", spent)
+    return answer
+
+
+def _derendered(context: Context) -> ChatCompletionResponse | CompletionResponse:
+    model, request = context.model, context.request
+    responses = [_of_prompt(context, number) for number in range(len(context.prompts))]
+    counts = [len(one.token_ids) for one in context.prompts]
+    if isinstance(request, ChatCompletionRequest):
+        return model.derender_chat(
+            DerenderChatRequest(
+                model=context.name,
+                generate_response=responses[0],
+                prompt_tokens=counts[0],
+                prompt_token_ids=_known_prompt(context, 0),
+                chat_request=request,
+                reasoning_ended=context.prompts[0].reasoning_ended,
+            )
+        )
+    return model.derender_completions(
+        DerenderCompletionRequest(
+            model=context.name,
+            generate_responses=responses,
+            prompt_tokens=counts,
+            prompt_token_ids=[_known_prompt(context, number) for number in range(len(counts))],
+            completion_request=request,
+        )
+    )
+
+
+def _known_prompt(context: Context, number: int) -> list[int]:
+    """The prompt's ids for derender: all where they are told to the client, or are part of the text, else the end."""
+    ids, request = context.prompts[number].token_ids, context.request
+    return (
+        ids if request.return_token_ids or request.echo or request.prompt_logprobs is not None else ids[-PROMPT_TAIL:]
+    )
+
+
+def _of_prompt(context: Context, number: int) -> GenerateResponse:
+    """The answer to one prompt, of one engine or of several that each gave some choices."""
+    legs = [leg for leg in context.legs if leg.prompt == number]
+    identity = context.identity
+    first = legs[0].response
+    assert first is not None
+    if len(legs) == 1:
+        return replace(first, request_id=identity)
+    choices = [
+        replace(choice, index=choice.index + leg.first_choice - number * context.choices)
+        for leg in legs
+        if leg.response is not None
+        for choice in leg.response.choices
+    ]
+    return replace(first, request_id=identity, choices=choices)

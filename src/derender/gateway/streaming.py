@@ -1,0 +1,225 @@
+"""Engines' chunks → the API's chunks, for one answer of one or several prompts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from time import perf_counter, time
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from derender.engines.errors import EngineFailed
+from derender.gateway.context import Context
+from derender.gateway.stages import PROMPT_TAIL
+from derender.protocol.chat import (
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatStreamChoice,
+)
+from derender.protocol.common import CompletionTokensDetails, Usage
+from derender.protocol.completions import (
+    CompletionChunk,
+    CompletionRequest,
+    CompletionResponse,
+    CompletionStreamChoice,
+)
+from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
+from derender.protocol.errors import BadRequest
+from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
+
+if TYPE_CHECKING:
+    from derender.derendering.chat import ChatStreamDerenderer
+    from derender.derendering.completions import CompletionStreamDerenderer
+    from derender.gateway.loop import Gateway
+
+Chunk = ChatCompletionChunk | CompletionChunk
+
+
+def tells_more_when_whole(request: ChatCompletionRequest | CompletionRequest) -> bool:
+    """Whether an engine's stream lacks what the request asks for: the logprobs of the prompt. The answer is then made
+    whole, and told in few chunks."""
+    if isinstance(request, ChatCompletionRequest):
+        return False
+    return bool(request.echo) and request.logprobs is not None
+
+
+class Streaming:
+    """Derenders the merged chunks of all legs.
+
+    A prompt has one derenderer, whatever number of engines its choices come from.
+    """
+
+    def __init__(self, gateway: Gateway, context: Context) -> None:
+        self._gateway = gateway
+        self._context = context
+        self._streams = [self._derenderer(number) for number in range(len(context.prompts))]
+        self._created = int(time())
+        self._cached: list[Usage | None] = [None] * len(context.prompts)
+        self._seconds = 0.0
+        self._first: list[Chunk] = []
+        options = context.request.stream_options
+        self._usage = options is not None and bool(options.include_usage)
+        self._continuous = self._usage and options is not None and bool(options.continuous_usage_stats)
+
+    def _derenderer(self, number: int) -> ChatStreamDerenderer | CompletionStreamDerenderer:
+        context, request = self._context, self._context.request
+        prompt = context.prompts[number]
+        whole = request.return_token_ids or request.echo
+        ids = prompt.token_ids if whole else prompt.token_ids[-PROMPT_TAIL:]
+        if isinstance(request, ChatCompletionRequest):
+            return context.model.derender_chat_stream(
+                ChatStreamContext(
+                    model=context.name,
+                    prompt_tokens=len(prompt.token_ids),
+                    prompt_token_ids=ids,
+                    chat_request=request,
+                    reasoning_ended=prompt.reasoning_ended,
+                )
+            )
+        if len(context.prompts) > 1 and isinstance(request.prompt, list):
+            request = replace(request, prompt=request.prompt[number])
+        return context.model.derender_completion_stream(
+            CompletionStreamContext(
+                model=context.name,
+                prompt_tokens=len(prompt.token_ids),
+                prompt_token_ids=ids,
+                completion_request=request,
+            )
+        )
+
+    async def begun(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> AsyncGenerator[Chunk, None]:
+        """The answer's chunks, the first of which has been made when this returns. Raises `EngineFailed`."""
+        try:
+            leg, chunk = await anext(chunks)
+            self._first = self._push(leg, chunk)
+        except BaseException:
+            await chunks.aclose()
+            raise
+        return self._chunks(chunks)
+
+    async def _chunks(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> AsyncGenerator[Chunk, None]:
+        context, gateway = self._context, self._gateway
+        try:
+            for out in self._first:
+                yield out
+            if not self._stopped():
+                async for leg, chunk in chunks:
+                    for out in self._push(leg, chunk):
+                        yield out
+                    if self._stopped():
+                        break
+            await chunks.aclose()
+            if self._usage:
+                yield self._chunk([], usage=self._total())
+        finally:
+            await chunks.aclose()
+            gateway.ended()
+            context.spent["derender"] = self._seconds
+            context.generated = sum(stream.generated for stream in self._streams)
+            gateway.meter.stage("derender", self._seconds)
+            gateway.meter.tokens(prompt=sum(len(one.token_ids) for one in context.prompts), generated=context.generated)
+
+    def _stopped(self) -> bool:
+        """Whether stop strings have ended what the engines still work on; its legs are told."""
+        if not any(stream.cut for stream in self._streams):
+            return False
+        if not all(stream.ended(self._context.choices) for stream in self._streams):
+            return False
+        for leg in self._context.legs:
+            leg.stopped = True
+        return True
+
+    def _push(self, number: int, chunk: GenerateChunk) -> list[Chunk]:
+        began = perf_counter()
+        leg = self._context.legs[number]
+        if chunk.usage is not None:
+            self._cached[leg.prompt] = chunk.usage
+        if not chunk.choices:
+            return []
+        stream = self._streams[leg.prompt]
+        # The choices as the derenderer of their prompt counts them, and then as the answer does.
+        offset = leg.first_choice - leg.prompt * self._context.choices
+        choices = chunk.choices if not offset else [_renumbered(choice, offset) for choice in chunk.choices]
+        try:
+            out = stream.push(
+                GenerateChunk(
+                    request_id=self._context.identity,
+                    prompt_token_ids=chunk.prompt_token_ids,
+                    metrics=chunk.metrics,
+                    choices=choices,
+                )
+            )
+        except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
+            raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
+        out = self._finished(out, stream, leg.prompt)
+        self._seconds += perf_counter() - began
+        return [out]
+
+    def _finished(self, chunk: Chunk, stream: ChatStreamDerenderer | CompletionStreamDerenderer, prompt: int) -> Chunk:
+        if self._continuous and chunk.choices:
+            chunk = replace(chunk, usage=self._of_prompt(prompt, stream.count(chunk.choices[0].index)))
+        base = prompt * self._context.choices
+        if base:
+            chunk = replace(chunk, choices=[replace(one, index=one.index + base) for one in chunk.choices])
+        return chunk if chunk.created == self._created else replace(chunk, created=self._created)
+
+    def _of_prompt(self, prompt: int, completion: int) -> Usage:
+        tokens = len(self._context.prompts[prompt].token_ids)
+        return Usage(prompt_tokens=tokens, completion_tokens=completion, total_tokens=tokens + completion)
+
+    def _total(self) -> Usage:
+        """Usage of the whole answer, in tokens that are part of it; details are those of the engine for one prompt."""
+        context = self._context
+        prompt = sum(len(one.token_ids) for one in context.prompts)
+        completion = sum(stream.generated for stream in self._streams)
+        one = self._cached[0] if len(context.prompts) == 1 else None
+        thought = [stream.reasoned for stream in self._streams]
+        reads = [count for count in thought if count is not None]
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=one.prompt_tokens_details if one is not None else None,
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(reads)) if reads else None,
+        )
+
+    def _chunk(self, choices: list[ChatStreamChoice], *, usage: Usage) -> Chunk:
+        made = ChatCompletionChunk if isinstance(self._context.request, ChatCompletionRequest) else CompletionChunk
+        return made(
+            id=self._context.identity, created=self._created, model=self._context.name, choices=choices, usage=usage
+        )  # type: ignore[arg-type]
+
+
+def _renumbered(choice: GenerateStreamChoice, offset: int) -> GenerateStreamChoice:
+    return replace(choice, index=choice.index + offset)
+
+
+def chunks_of_answer(answer: ChatCompletionResponse | CompletionResponse, context: Context) -> list[Chunk]:
+    """A whole answer as chunks: one for each choice, and usage where it is asked for."""
+    assert isinstance(answer, CompletionResponse)
+    options = context.request.stream_options
+    chunks: list[Chunk] = [
+        CompletionChunk(
+            id=answer.id,
+            created=answer.created,
+            model=answer.model,
+            choices=[
+                CompletionStreamChoice(
+                    index=one.index,
+                    text=one.text,
+                    logprobs=one.logprobs,
+                    finish_reason=one.finish_reason,
+                    stop_reason=one.stop_reason,
+                    prompt_token_ids=one.prompt_token_ids,
+                    token_ids=one.token_ids,
+                )
+            ],
+        )
+        for one in answer.choices
+    ]
+    if options is not None and options.include_usage:
+        chunks.append(
+            CompletionChunk(id=answer.id, created=answer.created, model=answer.model, choices=[], usage=answer.usage)
+        )
+    return chunks
