@@ -1,4 +1,7 @@
-"""`--tool-call-parser auto` and `--reasoning-parser auto`: names for what a model's template and vocabulary show."""
+"""`--tool-call-parser auto` and `--reasoning-parser auto`: names for what a model's template and vocabulary show.
+
+`detect` is the same where a model that shows no known format is to be served without one.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from derender.template.thinking import thinks_by_default
 from derender.tokenizer import Tokenizer
 
 AUTO = "auto"
+DETECT = "detect"
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ def parser_names(settings: ModelSettings, templates: TemplateSet | None, tokeniz
     Raises `UnknownFormat` where the calls' format cannot be told. A model without reasoning is nothing unusual.
     """
     tool, reasoning = settings.tool_call_parser, settings.reasoning_parser
-    if AUTO not in (tool, reasoning):
+    if AUTO not in (tool, reasoning) and DETECT not in (tool, reasoning):
         return ParserNames(tool, reasoning)
     template = _template(templates)
     source = template.source if template is not None else ""
@@ -46,7 +50,16 @@ def parser_names(settings: ModelSettings, templates: TemplateSet | None, tokeniz
     def has_token(token: str) -> bool:
         return tokenizer.token_id(token) is not None
 
-    if tool == AUTO:
+    if tool == DETECT:
+        found = detect_format(source, has_token)
+        tool = found.name if found is not None and found.known else None
+        if found is None:
+            told.append("no tool calls (the template and the vocabulary show no known format)")
+        elif tool is None:
+            told.append(f"no tool calls ({found.reason}: that is the format {found.name}, which cannot be read yet)")
+        else:
+            told.append(f"tool calls {tool} ({found.reason})")
+    elif tool == AUTO:
         found = detect_format(source, has_token)
         if found is None:
             raise UnknownFormat(
@@ -59,7 +72,7 @@ def parser_names(settings: ModelSettings, templates: TemplateSet | None, tokeniz
             )
         tool = found.name
         told.append(f"tool calls {tool} ({found.reason})")
-    if reasoning == AUTO:
+    if reasoning in (AUTO, DETECT):
         thinks = template is not None and thinks_by_default(
             template, settings.default_chat_template_kwargs, special_tokens=tokenizer.special_tokens
         )

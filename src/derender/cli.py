@@ -1,4 +1,4 @@
-"""The command line: `serve`, `generate`; `render`, `derender`, `tokenize`, `parse` on files for a shell; `formats`."""
+"""The commands: `serve`, `gateway`, `generate`; `render`, `derender`, `tokenize`, `parse` on files; `formats`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from derender import cli_options as option
 from derender.cli_formats import formats_app, parse
+from derender.cli_gateway import gateway
 from derender.cli_serve import serve
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(serve)
+app.command()(gateway)
 app.command()(parse)
 app.add_typer(formats_app, name="formats")
 

@@ -204,13 +204,16 @@ ExcludeTools = Annotated[
 ToolCallParser = Annotated[
     str | None,
     typer.Option(
-        help="Output format of tool calls; auto tells it by the model. See derender formats.", rich_help_panel=_MODEL
+        help="Output format of tool calls; auto tells it by the model, detect takes none where it cannot. See derender "
+        "formats.",
+        rich_help_panel=_MODEL,
     ),
 ]
 ReasoningParser = Annotated[
     str | None,
     typer.Option(
-        help="Output format of reasoning; auto tells it by the model. See derender formats.", rich_help_panel=_MODEL
+        help="Output format of reasoning; auto or detect tell it by the model. See derender formats.",
+        rich_help_panel=_MODEL,
     ),
 ]
 FormatFile = Annotated[
@@ -280,6 +283,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "uvicorn_log_level": _LEVELS,
     "logprob_wire": ("ids", "placeholders"),
     "max_tokens_over_room": ("refuse", "clamp"),
+    "policy": ("least-loaded", "round-robin", "prefix"),
+    "engine_kind": ("auto", "vllm", "sglang", "llamacpp"),
     "tokenizer_mode": (
         *("auto", "tokenizers", "fastokens", "hf", "slow", "mistral", "tekken", "tiktoken", "sentencepiece", "gguf"),
     ),

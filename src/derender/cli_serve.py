@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -13,6 +13,7 @@ from derender import cli_options as option
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
+    from derender.server.run import ServerSettings
     from derender.settings import ModelSettings
 
 _MEBIBYTE = 1 << 20
@@ -103,84 +104,87 @@ def serve(
     h11_max_incomplete_event_size: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve render and derender over HTTP, with vLLM's routes and flags."""
+    served, settings = serving(locals())
+    run_server(partial(load_registry, served), settings)
+
+
+def run_server(load: Callable[[], ModelRegistry], settings: ServerSettings) -> NoReturn:
+    """Serves until a signal, and ends the command with its exit code; what keeps it from serving is one line."""
     from derender.model import ModelLoadError
-    from derender.server.app import AppSettings
-    from derender.server.cors import Cors
-    from derender.server.listen import Address, ListenError
-    from derender.server.run import ServerSettings, Tls
+    from derender.server.listen import ListenError
     from derender.server.run import serve as run
 
-    option.check_choices(log_level=log_level, uvicorn_log_level=uvicorn_log_level)
-    if ssl_certfile is None and (ssl_keyfile or ssl_ca_certs or ssl_cert_reqs):
-        raise typer.BadParameter("TLS needs a certificate", param_hint="--ssl-certfile")
-    if h11_max_incomplete_event_size is not None:
-        typer.echo("note: --h11-max-incomplete-event-size has no effect here; see --max-body-mb", err=True)
-    model_settings = option.model_settings(
-        tokenizer=tokenizer,
-        tokenizer_mode=tokenizer_mode,
-        revision=revision,
-        tokenizer_revision=tokenizer_revision,
-        max_model_len=max_model_len,
-        max_logprobs=max_logprobs,
-        chat_template=chat_template,
-        chat_template_content_format=chat_template_content_format,
-        trust_request_chat_template=trust_request_chat_template,
-        default_chat_template_kwargs=default_chat_template_kwargs,
-        generation_config=generation_config,
-        override_generation_config=override_generation_config,
-        stop_strings=stop_strings,
-        max_tokens_over_room=max_tokens_over_room,
-        tolerate_unknown_ids=tolerate_unknown_ids,
-        guard_special_tokens=guard_special_tokens,
-        encode_cache_mb=encode_cache_mb,
-        strict_vllm=strict_vllm,
-        exclude_tools_when_tool_choice_none=exclude_tools_when_tool_choice_none,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-        format_file=format_file,
-        enable_auto_tool_choice=enable_auto_tool_choice,
-        tool_strict_level=tool_strict_level,
-        tool_call_streaming=tool_call_streaming,
-        framing=framing,
-        reasoning_field=reasoning_field,
-        state_key=state_key,
-    )
-    origins = option.string_list(allowed_origins)
-    settings = ServerSettings(
-        address=Address(host=host, port=port, uds=uds),
-        app=AppSettings(
-            max_body_bytes=int(max_body_mb * _MEBIBYTE),
-            api_keys=option.api_keys(api_key),
-            cors=Cors(
-                origins=origins,
-                methods=option.string_list(allowed_methods) or ("*",),
-                request_headers=option.string_list(allowed_headers) or ("*",),
-                credentials=allow_credentials,
-            )
-            if origins
-            else None,
-            root_path=root_path,
-            request_id_headers=enable_request_id_headers,
-            tokenizer_info=enable_tokenizer_info_endpoint,
-            docs=not disable_docs,
-        ),
-        workers=workers,
-        tls=Tls(keyfile=ssl_keyfile, certfile=ssl_certfile, ca_certs=ssl_ca_certs, cert_reqs=ssl_cert_reqs)
-        if ssl_certfile is not None
-        else None,
-        log_level=log_level,
-        uvicorn_log_level=uvicorn_log_level,
-        access_log=access_log,
-        keep_alive_seconds=timeout_keep_alive,
-        shutdown_seconds=shutdown_timeout,
-    )
-    load = partial(load_registry, _served(model, models, served_model_name, model_settings))
     try:
         code = run(load, settings=settings)
     except (ModelLoadError, ListenError) as error:
         typer.echo(f"derender: {error}", err=True)
         code = 1
     raise typer.Exit(code)
+
+
+_OF_MODEL = (
+    *("tokenizer", "tokenizer_mode", "revision", "tokenizer_revision", "max_model_len", "max_logprobs"),
+    *("chat_template", "chat_template_content_format", "trust_request_chat_template", "default_chat_template_kwargs"),
+    *("generation_config", "override_generation_config", "stop_strings", "max_tokens_over_room"),
+    *("tolerate_unknown_ids", "guard_special_tokens", "encode_cache_mb", "strict_vllm"),
+    *("exclude_tools_when_tool_choice_none", "tool_call_parser", "reasoning_parser", "format_file"),
+    *("enable_auto_tool_choice", "tool_strict_level", "tool_call_streaming", "framing", "reasoning_field", "state_key"),
+)
+"""The options that are a model's settings."""
+
+
+def serving(given: Mapping[str, Any]) -> tuple[tuple[tuple[str, ModelSettings], ...], ServerSettings]:
+    """What `serve`'s options, by their names, say: the models to load, and how to serve them.
+
+    Raises `typer.BadParameter`.
+    """
+    from derender.server.app import AppSettings
+    from derender.server.cors import Cors
+    from derender.server.listen import Address
+    from derender.server.run import ServerSettings, Tls
+
+    option.check_choices(log_level=given["log_level"], uvicorn_log_level=given["uvicorn_log_level"])
+    certificate = given["ssl_certfile"]
+    if certificate is None and (given["ssl_keyfile"] or given["ssl_ca_certs"] or given["ssl_cert_reqs"]):
+        raise typer.BadParameter("TLS needs a certificate", param_hint="--ssl-certfile")
+    if given["h11_max_incomplete_event_size"] is not None:
+        typer.echo("note: --h11-max-incomplete-event-size has no effect here; see --max-body-mb", err=True)
+    model_settings = option.model_settings(**{name: given[name] for name in _OF_MODEL})
+    origins = option.string_list(given["allowed_origins"])
+    settings = ServerSettings(
+        address=Address(host=given["host"], port=given["port"], uds=given["uds"]),
+        app=AppSettings(
+            max_body_bytes=int(given["max_body_mb"] * _MEBIBYTE),
+            api_keys=option.api_keys(given["api_key"]),
+            cors=Cors(
+                origins=origins,
+                methods=option.string_list(given["allowed_methods"]) or ("*",),
+                request_headers=option.string_list(given["allowed_headers"]) or ("*",),
+                credentials=given["allow_credentials"],
+            )
+            if origins
+            else None,
+            root_path=given["root_path"],
+            request_id_headers=given["enable_request_id_headers"],
+            tokenizer_info=given["enable_tokenizer_info_endpoint"],
+            docs=not given["disable_docs"],
+        ),
+        workers=given["workers"],
+        tls=Tls(
+            keyfile=given["ssl_keyfile"],
+            certfile=certificate,
+            ca_certs=given["ssl_ca_certs"],
+            cert_reqs=given["ssl_cert_reqs"],
+        )
+        if certificate is not None
+        else None,
+        log_level=given["log_level"],
+        uvicorn_log_level=given["uvicorn_log_level"],
+        access_log=given["access_log"],
+        keep_alive_seconds=given["timeout_keep_alive"],
+        shutdown_seconds=given["shutdown_timeout"],
+    )
+    return _served(given["model"], given["models"], given["served_model_name"], model_settings), settings
 
 
 def _served(

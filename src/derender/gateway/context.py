@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from derender.engines.base import NO_HEADERS
 from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.completions import CompletionRequest
 from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateResponse
@@ -59,7 +58,7 @@ class Context:
     request: ChatCompletionRequest | CompletionRequest
     run: Callable[[Callable[[], object]], Awaitable[object]] | None = None
     request_id: str | None = None
-    headers: Mapping[str, str] = NO_HEADERS
+    headers: Mapping[str, str] = field(default_factory=dict)
     started: float = field(default_factory=perf_counter)
     prompts: list[GenerateRequest] = field(default_factory=list)
     """What render made: one generate request for each prompt."""

@@ -120,7 +120,7 @@ class Gateway:
         try:
             await prefill(self, context, leg)
         except BaseException:
-            leg.lease.release()
+            leg.lease.release(answered=False)
             raise
 
     def _again(self, context: Context, leg: Leg, error: EngineFailed) -> EngineFailed:

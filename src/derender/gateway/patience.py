@@ -62,10 +62,8 @@ class Patience:
 
     def _look(self) -> None:
         now = self._loop.time()
-        if self._task is None:
-            due = now + min(self._limit, 1.0)  # nobody waits: look again soon
-        else:
-            due = self._since + self._limit
+        # Where nobody waits, it is looked at again soon.
+        due = now + min(self._limit, 1.0) if self._task is None else self._since + self._limit
         if now >= self._end:
             self._expire(f"{self._name} did not end its answer in time")
         elif now >= due:

@@ -19,6 +19,7 @@ from derender.engines.errors import EngineFailed, EngineTimeout
 from derender.gateway.context import Context, Leg, engine_request_id
 from derender.gateway.needs import choices_at_once, fitted, split_choices
 from derender.gateway.patience import Patience
+from derender.gateway.settings import Role
 from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from derender.protocol.completions import CompletionRequest, CompletionResponse
 from derender.protocol.derender import (
@@ -98,7 +99,7 @@ async def select(gateway: Gateway, context: Context, leg: Leg) -> None:
     """An engine for a leg, in `leg.lease`: none that it was tried on. Raises `Unavailable`."""
     began = perf_counter()
     name = context.model.names[0]
-    role = "decode" if gateway.pool.splits(name) else "any"
+    role: Role = "decode" if gateway.pool.splits(name) else "any"
     leg.lease = await gateway.pool.take(name, role=role, token_ids=leg.request.token_ids, exclude=leg.tried)
     backend = leg.lease.backend
     leg.tried.append(backend)
@@ -106,19 +107,24 @@ async def select(gateway: Gateway, context: Context, leg: Leg) -> None:
     spent = perf_counter() - began
     context.spent["queue"] = context.spent.get("queue", 0.0) + spent
     gateway.meter.stage("queue", spent)
-    leg.sent = _for_engine(context, leg, backend)
+    try:
+        leg.sent = _for_engine(context, leg, backend)
+    except BaseException:
+        leg.lease.release(answered=False)
+        raise
 
 
 def _for_engine(context: Context, leg: Leg, backend: Backend) -> GenerateRequest:
     """The leg's request as this engine takes it: under its own name of the model, within its own length."""
     request = leg.request
     params = request.sampling_params
-    longest, room = backend.max_model_len, None
+    name = backend.name_for(context.name) or backend.name_for(context.model.names[0])
+    longest = backend.max_model_len
     if longest is not None:
         room = longest - len(request.token_ids)
         if room < 1:
             raise BadRequest(
-                f"The prompt has {len(request.token_ids)} tokens, and the engine's maximum context length is {longest}.",
+                f"The prompt has {len(request.token_ids)} tokens; the engine's maximum context length is {longest}.",
                 param="messages" if isinstance(context.request, ChatCompletionRequest) else "prompt",
             )
         if _asks_for_rest(context.request) and isinstance(params.max_tokens, int) and params.max_tokens > room:
@@ -126,7 +132,7 @@ def _for_engine(context: Context, leg: Leg, backend: Backend) -> GenerateRequest
     return replace(
         request,
         request_id=engine_request_id(context.identity, leg),
-        model=backend.name_for(context.name) or backend.name_for(context.model.names[0]),
+        model=name,
         sampling_params=params,
     )
 
@@ -157,19 +163,21 @@ async def prefill(gateway: Gateway, context: Context, leg: Leg) -> None:
     lease = await gateway.pool.take(context.model.names[0], role="prefill", token_ids=sent.token_ids)
     backend = lease.backend
     failure: ApiError | None = None
+    answered = False
     try:
         asked = _prefill_request(sent, name=backend.name_for(context.name))
         with Patience(first=settings.first_seconds, between=1.0, total=settings.total_seconds) as patience:
             answer = await patience.wait(backend.engine.generate(asked, headers=context.headers))
         if not answer.kv_transfer_params:
             raise EngineFailed("the prefill engine gave no transfer parameters")
+        answered = True
     except ApiError as error:
         failure = error
         if isinstance(error, EngineFailed):
             gateway.meter.failed(backend.name, type(error).__name__)
         raise
     finally:
-        lease.release(failure)
+        lease.release(failure, answered=answered)
     leg.sent = _with_transfer(sent, answer)
     spent = perf_counter() - began
     context.spent["prefill"] = context.spent.get("prefill", 0.0) + spent
@@ -212,20 +220,23 @@ async def generate(gateway: Gateway, context: Context, leg: Leg) -> None:
     settings, backend = gateway.settings, leg.lease.backend
     leg.started = perf_counter()
     failure: ApiError | None = None
+    answered = True
     try:
         with Patience(
             first=settings.total_seconds, between=settings.total_seconds, total=settings.total_seconds
         ) as patience:
-            leg.response = await patience.wait(backend.engine.generate(leg.sent, headers=context.headers))
-        check_response(leg, leg.response)
+            response = await patience.wait(backend.engine.generate(leg.sent, headers=context.headers))
+        check_response(leg, response)
+        leg.response = response
     except asyncio.CancelledError:
+        answered = False
         gateway.meter.aborted("client")
         raise
     except ApiError as error:
         failure = error
         raise
     finally:
-        leg.lease.release(failure)
+        leg.lease.release(failure, answered=answered)
     spent = perf_counter() - leg.started
     context.spent["generate"] = max(context.spent.get("generate", 0.0), spent)
     gateway.meter.stage("generate", spent)
@@ -283,11 +294,12 @@ async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerat
         with Patience(
             first=settings.first_seconds, between=settings.between_seconds, total=settings.total_seconds
         ) as patience:
-            chunks = await patience.wait(lease.backend.engine.stream(request, headers=context.headers))
+            source = await patience.wait(lease.backend.engine.stream(request, headers=context.headers))
+            chunks = source
             last = 0.0
             while True:
                 try:
-                    chunk = await patience.wait(anext(chunks))
+                    chunk = await patience.wait(anext(source))
                 except StopAsyncIteration:
                     break
                 order.check(chunk)
@@ -309,7 +321,7 @@ async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerat
         if chunks is not None:
             with suppress(ApiError):
                 await chunks.aclose()
-        lease.release(failure)
+        lease.release(failure, answered=ended or leg.stopped or failure is not None)
 
 
 class _Order:
@@ -393,9 +405,8 @@ def _derendered(context: Context) -> ChatCompletionResponse | CompletionResponse
 def _known_prompt(context: Context, number: int) -> list[int]:
     """The prompt's ids for derender: all where they are told to the client, or are part of the text, else the end."""
     ids, request = context.prompts[number].token_ids, context.request
-    return (
-        ids if request.return_token_ids or request.echo or request.prompt_logprobs is not None else ids[-PROMPT_TAIL:]
-    )
+    whole = request.return_token_ids or request.echo or request.prompt_logprobs is not None
+    return ids if whole else ids[-PROMPT_TAIL:]
 
 
 def _of_prompt(context: Context, number: int) -> GenerateResponse:

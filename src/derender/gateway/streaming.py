@@ -15,7 +15,6 @@ from derender.protocol.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
-    ChatStreamChoice,
 )
 from derender.protocol.common import CompletionTokensDetails, Usage
 from derender.protocol.completions import (
@@ -111,7 +110,7 @@ class Streaming:
                         break
             await chunks.aclose()
             if self._usage:
-                yield self._chunk([], usage=self._total())
+                yield self._last(self._total())
         finally:
             await chunks.aclose()
             gateway.ended()
@@ -184,11 +183,10 @@ class Streaming:
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(reads)) if reads else None,
         )
 
-    def _chunk(self, choices: list[ChatStreamChoice], *, usage: Usage) -> Chunk:
-        made = ChatCompletionChunk if isinstance(self._context.request, ChatCompletionRequest) else CompletionChunk
-        return made(
-            id=self._context.identity, created=self._created, model=self._context.name, choices=choices, usage=usage
-        )  # type: ignore[arg-type]
+    def _last(self, usage: Usage) -> Chunk:
+        context = self._context
+        made = ChatCompletionChunk if isinstance(context.request, ChatCompletionRequest) else CompletionChunk
+        return made(id=context.identity, created=self._created, model=context.name, choices=[], usage=usage)
 
 
 def _renumbered(choice: GenerateStreamChoice, offset: int) -> GenerateStreamChoice:

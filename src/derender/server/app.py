@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from derender.server.cors import Cors
-from derender.server.http import App
+from derender.server.http import App, Hook
+from derender.server.messages import Route
 from derender.server.metrics import TextMetrics
 from derender.server.pool import WorkPool
 from derender.server.routes import build_routes
@@ -29,13 +30,22 @@ class AppSettings:
     docs: bool = True
 
 
-def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: TextMetrics | None = None) -> App:
-    """The application that serves `registry`."""
+def build_app(
+    registry: ModelRegistry,
+    *,
+    settings: AppSettings,
+    metrics: TextMetrics | None = None,
+    pool: WorkPool | None = None,
+    more_routes: Sequence[Route] = (),
+    on_startup: Sequence[Hook] = (),
+    on_shutdown: Sequence[Hook] = (),
+) -> App:
+    """The application that serves `registry`; with routes and hooks beside its own for what is built on it."""
     metrics = metrics or TextMetrics()
     for model in registry.models:
         metrics.encoder_fallback.labels(model.names[0]).set(1 if model.tokenizer.encoder.reason else 0)
     metrics.watch(registry.totals)
-    pool = WorkPool()
+    pool = pool or WorkPool()
     app: App
 
     def running() -> int:
@@ -50,13 +60,15 @@ def build_app(registry: ModelRegistry, *, settings: AppSettings, metrics: TextMe
         docs=settings.docs,
         root_path=settings.root_path,
         max_record_bytes=settings.max_body_bytes,
+        more=more_routes,
     )
     app = App(
         routes,
         max_body_bytes=settings.max_body_bytes,
         api_keys=settings.api_keys,
         metrics=metrics,
-        on_shutdown=(pool.close, _stop_templates),
+        on_startup=on_startup,
+        on_shutdown=(*on_shutdown, pool.close, _stop_templates),
         cors=settings.cors,
         root_path=settings.root_path,
         request_id_headers=settings.request_id_headers,

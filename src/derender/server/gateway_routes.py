@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from derender.gateway.context import Context
 from derender.gateway.loop import Gateway
-from derender.protocol.chat import ChatCompletionRequest
-from derender.protocol.codec import Decoder, check_containers, encode
-from derender.protocol.completions import CompletionRequest
+from derender.protocol.codec import check_containers, encode
 from derender.protocol.errors import ApiError, InvalidBody
 from derender.server.cost import MANY_IDS, brings_template, takes_long
 from derender.server.gateway_events import DONE, KEEPALIVE, Events
@@ -24,7 +22,8 @@ if TYPE_CHECKING:
     from derender.gateway.streaming import Chunk
     from derender.registry import ModelRegistry
 
-PATHS = {"/v1/chat/completions": decode_chat, "/v1/completions": decode_completion}
+Decode = Callable[[bytes], Any]
+PATHS: Mapping[str, Decode] = {"/v1/chat/completions": decode_chat, "/v1/completions": decode_completion}
 
 _TOLD_ON = (b"traceparent", b"tracestate", b"baggage", b"x-request-id", b"x-data-parallel-rank")
 """Headers of a request that its engine gets, too."""
@@ -52,7 +51,7 @@ class _Handler:
 
     def __init__(
         self,
-        decode: Decoder[ChatCompletionRequest] | Decoder[CompletionRequest],
+        decode: Decode,
         registry: ModelRegistry,
         gateway: Gateway,
         pool: WorkPool,

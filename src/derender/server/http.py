@@ -102,6 +102,9 @@ class App:
     ) -> None:
         self.routes = tuple(routes)
         self.running = 0
+        self.lines: list[str] = []
+        """What is said at the start beside the models; a hook of the start-up may add to it."""
+
         self._paths: dict[str, dict[str, _Endpoint]] = {}
         for route in self.routes:
             bound = metrics.route(route.path) if metrics else None

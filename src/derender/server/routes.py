@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -42,11 +42,13 @@ def build_routes(
     docs: bool = True,
     root_path: str = "",
     max_record_bytes: int = 1 << 26,
+    more: Sequence[Route] = (),
 ) -> list[Route]:
     """All routes. `load` tells how many requests are in work; `tokenizer_info` and `docs` turn routes on;
     `max_record_bytes` bounds a record of a stream over one connection."""
     routes = stream_routes(registry, pool=pool, metrics=metrics, max_record_bytes=max_record_bytes)
     routes += [_operation(operation, registry, pool, metrics) for operation in (*OPERATIONS, INVOCATION)]
+    routes += more
     version_body = encode({"version": version("derender")})
     routes += [
         _at_once("GET", "/health", _empty, open=True),

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 Load = Callable[[], "ModelRegistry"]
 """Loads the models; goes to other processes, so it must be picklable. Raises `derender.model.ModelLoadError`."""
 
+Build = Callable[..., App]
+"""Makes the application: called with the registry, and `settings`, an `AppSettings`. Picklable, too."""
+
 _NO_CLIENT_CERTIFICATES = ssl.CERT_NONE
 _ACCEPT_SECONDS = 0.1
-_APP_TICKS = 10  # of 0.1 seconds, between two of the application's
 _APP_TICKS = 10  # of 0.1 seconds, between two of the application's
 _SWEEP_TICKS = 20  # of 0.1 seconds, between two looks for silent connections
 
@@ -58,6 +60,8 @@ class ServerSettings:
     access_log: bool = False
     keep_alive_seconds: int = 5
     shutdown_seconds: int = 30
+    build: Build = build_app
+    """Makes the application of the loaded models: `build_app`, or what does more; other processes get it pickled."""
 
 
 class Server(uvicorn.Server):
@@ -133,7 +137,8 @@ def serve_one(
     signal.signal(signal.SIGTERM, leave)
     registry = load()
     lines = describe_registry(registry, max_body_bytes=settings.app.max_body_bytes)
-    run_app(build_app(registry, settings=settings.app), settings=settings, sock=sock, on_ready=lambda: on_ready(lines))
+    app = settings.build(registry, settings=settings.app)
+    run_app(app, settings=settings, sock=sock, on_ready=lambda: on_ready([*lines, *app.lines]))
 
 
 def run_app(app: App, *, settings: ServerSettings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
