@@ -140,6 +140,11 @@ def check_stream(
 
     `before`: output tokens of earlier chunks, for the choice that has most.
     """
+    if len(choices) == 1 and choices[0].logprobs is None:  # most chunks: nothing to look at but their length
+        size = len(choices[0].token_ids or ())
+        room = model.max_model_len - before - (len(prompt) if prompt is not None else 0)
+        if size <= room and size * model.tokenizer.max_bytes_per_token <= MAX_TEXT_BYTES:
+            return
     if model.strict_vllm and len(choices) > 1:
         raise BadRequest(f"a derender stream expects at most one choice per chunk (got {len(choices)}).")
     if len(choices) > model.max_n_sequences:

@@ -152,6 +152,8 @@ class ChatStreamDerenderer(StreamDerenderer):
         self._texts = texts
         self._context = context
         self._options: DerenderOptions | None = None
+        self._echoed = _echoed(context.chat_request)
+        self._ids: dict[int, CallIds] = {}
 
     def _open(self, chunk: GenerateChunk) -> tuple[DerenderOptions, ChoiceStreams]:
         """The streams, made with the first chunk: it may bring the prompt's ids."""
@@ -172,8 +174,9 @@ class ChatStreamDerenderer(StreamDerenderer):
         """The next chunk. Raises `BadRequest`, `BadState`."""
         model, context = self._texts.model, self._context
         options, streams = self._open(chunk)
-        prefix = _echoed(context.chat_request)
-        check_repeated(len(prefix) * (len(chunk.choices) - 1))
+        prefix = self._echoed
+        if prefix:
+            check_repeated(len(prefix) * (len(chunk.choices) - 1))
         choices: list[ChatStreamChoice] = []
         first = False
         for choice, stream, delta in streams.push(chunk, prompt_token_ids=context.prompt_token_ids):
@@ -183,7 +186,9 @@ class ChatStreamDerenderer(StreamDerenderer):
                 stream.role_sent = first = True
                 role = "assistant"
                 text = prefix + text
-            ids = _ids(options, streams.identity, choice.index)
+            ids = self._ids.get(choice.index)
+            if ids is None:
+                ids = self._ids[choice.index] = _ids(options, streams.identity, choice.index)
             choices.append(
                 ChatStreamChoice(
                     index=choice.index,

@@ -40,6 +40,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The visible text."""
+        if not self.events:
+            return ""
         return "".join([event.text for event in self.events if isinstance(event, ContentText)])
 
     @property

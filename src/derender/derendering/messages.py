@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from derender.derendering.choice import ChoiceDelta
 from derender.derendering.options import DerenderOptions
-from derender.parser.events import Event, ToolCallArguments, ToolCallBegin
+from derender.parser.events import ContentText, Event, ToolCallArguments, ToolCallBegin
 from derender.protocol.chat import (
     ChatMessage,
     DeltaMessage,
@@ -93,6 +93,9 @@ def delta_message(
     """What a chunk adds. `text` is the visible text, an echoed beginning included."""
     if options.reading is None:
         return DeltaMessage(role=role, content=text or None)
+    events = delta.events
+    if field == "reasoning" and (not events or (len(events) == 1 and type(events[0]) is ContentText)):
+        return DeltaMessage(role=role, content=text or None)  # most chunks: text, or nothing yet
     named = _reasoning(delta.reasoning or None, field)
     return DeltaMessage(
         role=role,

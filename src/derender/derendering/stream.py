@@ -49,6 +49,9 @@ class ChoiceStreams:
         """Whether one did in any chunk."""
 
         self.reads = options.reading is not None
+        self._longest = max((one.count for one in self._states.values()), default=0)
+        if self._vllm is not None:
+            self._longest = len(self._vllm.output_token_ids)
         self._foreign = state is not None and texts.model.state_key is None
 
     def push(
@@ -62,12 +65,10 @@ class ChoiceStreams:
             self.identity = response_id(chunk.request_id)
         elif chunk.request_id and chunk.request_id != self.identity:
             raise BadState  # another stream's
-        before = max((*(s.count for s in self._states.values()), *(s.count for s in self.moved.values())), default=0)
         if self._vllm is not None:
-            before = max(before, len(self._vllm.output_token_ids))
             if len({choice.index for choice in chunk.choices} | self.moved.keys()) > 1:
                 raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
-        check_stream(self._texts.model, chunk.choices, prompt=prompt_token_ids, before=before)
+        check_stream(self._texts.model, chunk.choices, prompt=prompt_token_ids, before=self._longest)
         most = self._texts.model.max_n_sequences
         if len(self.moved) + len(chunk.choices) > most:
             count = len(self.moved.keys() | {choice.index for choice in chunk.choices})
@@ -99,6 +100,8 @@ class ChoiceStreams:
             raise
         except Exception as error:  # of a state that the caller could write, any may be the caller's
             raise self._blamed(error) from error
+        if stream.count > self._longest:
+            self._longest = stream.count
         return stream, delta
 
     def _blamed(self, error: Exception) -> Exception:
