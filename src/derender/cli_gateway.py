@@ -82,6 +82,7 @@ def gateway(**given: Any) -> None:
         given.update({name: None for name in ("tool_call_parser", "reasoning_parser") if given[name] == "detect"})
     served, settings = serving({**given, "access_log": False})
     specs = _specs(given, served)
+    _check_file(given["engines_file"])
     if any(one.url.startswith("embedded:") for one in specs) and settings.workers > 1:
         raise typer.BadParameter("the embedded engine is in one process", param_hint="--workers")
     made = GatewayAppSettings(
@@ -129,6 +130,18 @@ def _specs(given: dict[str, Any], served: Sequence[tuple[str, ModelSettings]]) -
             )
         specs.append(EngineSpec(url=f"embedded:{path}", models=model.served_model_names or (path,)))
     return tuple(specs)
+
+
+def _check_file(path: Path | None) -> None:
+    """Raises `typer.BadParameter` for a file of engines that cannot be used, before any model is loaded."""
+    if path is None:
+        return
+    from derender.gateway.engines_file import EnginesFileError, load_engines
+
+    try:
+        load_engines(path)
+    except EnginesFileError as error:
+        raise typer.BadParameter(str(error), param_hint="--engines-file") from None
 
 
 def _named_url(text: str) -> tuple[str | None, str]:

@@ -214,12 +214,9 @@ def logprob(token: int, position: _Position, *, k: int) -> GenerateLogprob | Non
     The rank is None for an id that is not among the candidates: the server does not tell it.
     """
     ranked = list(enumerate(position.top_logprobs, 1))
-    place = next(((rank, one.logprob) for rank, one in ranked if one.id == token), None)
-    if place is None:
-        if position.id != token:
-            return None
-        place = (None, position.logprob)
-    rank, value = place
+    rank, value = next(((rank, one.logprob) for rank, one in ranked if one.id == token), (None, position.logprob))
+    if rank is None and position.id != token:
+        return None
     first = GenerateTopLogprob(token_id=token, logprob=_finite(value), rank=rank)
     others = [
         GenerateTopLogprob(token_id=one.id, logprob=_finite(one.logprob), rank=other)

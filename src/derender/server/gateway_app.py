@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from derender.gateway.connecting import connect
+from derender.gateway.backends import Backend
+from derender.gateway.connecting import EMBEDDED, Connector
+from derender.gateway.engines_file import load_engines, watch
 from derender.gateway.loop import Gateway
 from derender.gateway.pool import EnginePool
 from derender.gateway.settings import EngineSpec, GatewaySettings
@@ -24,36 +27,83 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayAppSettings:
-    """What the gateway's application needs to know beside its models. `engines_file`: read again when it changes."""
+    """What the gateway's application needs to know beside its models.
+
+    `engines_file`: engines beside those in `engines`, read again when it changes. `embedded_slots`: sequences at once
+    of an embedded engine.
+    """
 
     gateway: GatewaySettings
     engines: Sequence[EngineSpec] = ()
     engines_file: str | None = None
+    embedded_slots: int = 8
     access_log: bool = False
     log_prompts: bool = False
-    embedded_slots: int = 8
 
 
 def build_gateway_app(registry: ModelRegistry, *, settings: AppSettings, gateway: GatewayAppSettings) -> App:
-    """The application that serves `registry` through engines."""
+    """The application that serves `registry` through engines.
+
+    Raises `ModelLoadError` for an embedded engine that cannot be loaded, `EnginesFileError`.
+    """
     metrics = GatewayMetrics()
-    names = [model.names[0] for model in registry.models]
-    connecting = partial(connect, slots=gateway.embedded_slots)
+    file = gateway.engines_file
+    read = load_engines(file) if file is not None else ()
     engines = EnginePool(
-        gateway.engines, settings=gateway.gateway.pool, connect=connecting, meter=metrics, models=names
+        (*gateway.engines, *read),
+        settings=gateway.gateway.pool,
+        connect=Connector(gateway.engines, slots=gateway.embedded_slots),
+        meter=metrics,
+        models=[model.names[0] for model in registry.models],
     )
-    loop = Gateway(engines, settings=gateway.gateway, meter=metrics)
     log = None
     if gateway.access_log:
         open_access_log()
         log = AccessLog(prompts=gateway.log_prompts)
     pool = WorkPool()
-    return build_app(
+    loop = Gateway(engines, settings=gateway.gateway, meter=metrics)
+    watching: list[asyncio.Task[None]] = []
+
+    async def start() -> None:
+        await engines.start()
+        app.lines += [_line(backend) for backend in engines.backends]
+        if file is not None:
+            changes = watch(file, lambda specs: engines.set_specs((*gateway.engines, *specs)), current=read)
+            watching.append(asyncio.ensure_future(changes))
+
+    async def end() -> None:
+        for task in watching:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await engines.aclose()
+
+    app = build_app(
         registry,
         settings=settings,
         metrics=metrics,
         pool=pool,
         more_routes=gateway_routes(registry, loop, pool=pool, log=log),
-        on_startup=(engines.start,),
-        on_shutdown=(engines.aclose,),
+        on_startup=(start,),
+        on_shutdown=(end,),
     )
+    return app
+
+
+def _line(backend: Backend) -> str:
+    """What is said of an engine at the start."""
+    spec = backend.spec
+    name = "embedded" if spec.url.startswith(EMBEDDED) else backend.name
+    role = "" if spec.role == "any" else f" ({spec.role})"
+    if not backend.connected or not backend.up:
+        return f"Engine {name}{role}: not up, will be tried again"
+    does = []
+    if backend.capabilities is not None:
+        able = backend.capabilities
+        does = [
+            "stop strings here" if not able.stop_strings else "stop strings",
+            "guided output" if able.structured_outputs else "no guided output",
+            *(["no prompt logprobs"] if not able.prompt_logprobs else []),
+        ]
+    served = ", ".join(backend.served) or "?"
+    return f"Engine {name}{role}: serves {served}; {', '.join(does)}"

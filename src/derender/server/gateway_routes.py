@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 Decode = Callable[[bytes], Any]
 PATHS: Mapping[str, Decode] = {"/v1/chat/completions": decode_chat, "/v1/completions": decode_completion}
 
-_TOLD_ON = (b"traceparent", b"tracestate", b"baggage", b"x-request-id", b"x-data-parallel-rank")
-"""Headers of a request that its engine gets, too."""
+_TOLD_ON = (b"traceparent", b"tracestate", b"baggage", b"x-data-parallel-rank")
+"""Headers of a request that its engine gets, too. Not X-Request-Id: vLLM takes it for the id by which a request is
+aborted, before the body's, and an id of a client's own may come with several requests at once."""
 
 _MAX_HEADER = 4096
 Log = Callable[[Request, Context, int], None]

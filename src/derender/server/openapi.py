@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from derender.protocol.chat import ChatCompletionChunk
+from derender.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from derender.protocol.common import ModelList
 from derender.protocol.completions import CompletionChunk
 from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import ErrorResponse
 from derender.protocol.generate import GenerateChunk
 from derender.server.messages import Route
-from derender.server.operations import INVOCATION, OPERATIONS, Operation
+from derender.server.operations import API, INVOCATION, OPERATIONS, Operation
 
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -26,13 +26,17 @@ _ERRORS = {
     "409": "Well formed, but cannot be fulfilled exactly.",
     "413": "The body is over the server's limit.",
     "500": "A fault of the server's.",
-    "503": "The server has too much to do, or is shutting down.",
+    "502": "The engine failed.",
+    "503": "The server has too much to do, has no engine that is up, or is shutting down.",
+    "504": "The engine did not answer in time.",
 }
+_OF_ENGINES = ("502", "504")
 _GET_ERRORS = ("401", "404", "405", "500", "503")
 
 _SUMMARIES: dict[str, str] = {
     "/health": "Whether the server answers.",
     "/ping": "The same, under SageMaker's name.",
+    "/ready": "Whether every model has an engine that is up.",
     "/version": "The server's version.",
     "/v1/models": "The models that are served.",
     "/load": "How many requests are in work.",
@@ -77,7 +81,7 @@ _OPEN_SECURITY: list[dict[str, list[str]]] = [{}]
 
 def build_document(routes: Iterable[Route], *, root_path: str = "") -> dict[str, Any]:
     """OpenAPI 3.1 of `routes`."""
-    operations = {operation.path: operation for operation in (*OPERATIONS, INVOCATION)}
+    operations = {operation.path: operation for operation in (*OPERATIONS, *API, INVOCATION)}
     types: list[Any] = [ErrorResponse]
     for operation in operations.values():
         types += [*operation.requests, *operation.responses]
@@ -123,13 +127,16 @@ def build_document(routes: Iterable[Route], *, root_path: str = "") -> dict[str,
 
 
 def _post(operation: Operation, by_type: dict[str, Any]) -> dict[str, Any]:
+    content = _json(_one_of(operation.responses, by_type))
+    statuses = [status for status in _ERRORS if status not in _OF_ENGINES]
+    if operation in API:
+        chunk = ChatCompletionChunk if ChatCompletionRequest in operation.requests else CompletionChunk
+        content["text/event-stream"] = {"schema": by_type[repr(chunk)]}
+        statuses = [*_ERRORS]
     return {
         "summary": operation.summary,
         "requestBody": {"required": True, "content": _json(_one_of(operation.requests, by_type))},
-        "responses": {
-            "200": {"description": "Done.", "content": _json(_one_of(operation.responses, by_type))},
-            **_errors(_ERRORS, by_type),
-        },
+        "responses": {"200": {"description": "Done.", "content": content}, **_errors(statuses, by_type)},
     }
 
 
@@ -147,7 +154,7 @@ def _stream(path: str, by_type: dict[str, Any]) -> dict[str, Any]:
         },
         "responses": {
             "200": {"description": events, "content": {"text/event-stream": {"schema": by_type[repr(chunk)]}}},
-            **_errors(_ERRORS, by_type),
+            **_errors((status for status in _ERRORS if status not in _OF_ENGINES), by_type),
         },
     }
 

@@ -144,6 +144,24 @@ OPERATIONS = (
     ),
 )
 
+API = (
+    Operation(
+        "/v1/chat/completions",
+        "Answer a chat through an engine; with `stream` as server-sent events.",
+        decode_chat,
+        (ChatCompletionRequest,),
+        (ChatCompletionResponse,),
+    ),
+    Operation(
+        "/v1/completions",
+        "Answer prompts through engines; with `stream` as server-sent events.",
+        decode_completion,
+        (CompletionRequest,),
+        (CompletionResponse,),
+    ),
+)
+"""The routes of a gateway beside those of a server that only renders and derenders."""
+
 INVOCATION = Operation(
     "/invocations",
     "SageMaker's one route: renders or derenders, by what the body holds.",
