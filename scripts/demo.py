@@ -189,6 +189,7 @@ def main() -> None:
     )
     parser.add_argument("prompt", nargs="?", default=PROMPT)
     parser.add_argument("--serve", action="store_true", help="leave the servers running and print curl lines")
+    parser.add_argument("--gateway", action="store_true", help="show the gateway, which runs the loop by itself")
     parser.add_argument("--model", required=True, help=argparse.SUPPRESS)
     args = parser.parse_args()
     chat = {
@@ -200,6 +201,11 @@ def main() -> None:
         "top_logprobs": 2,
     }
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped
+    if args.gateway:
+        import demo_gateway
+
+        demo_gateway.run(args.model, args.prompt, serve=args.serve)
+        return
     with servers(args.model) as (generate, serve):
         if args.serve:
             show_curl(generate, serve)
