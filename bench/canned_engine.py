@@ -1,7 +1,7 @@
 """An engine that costs next to nothing: canned_engine.py PORT REPLIES.json
 
-REPLIES.json is a list of lists of token ids. A request of vLLM's token protocol gets the one at (max_tokens modulo their
-number): whole or, where it streams, one token an event. `--pause SECONDS` waits between two events.
+REPLIES.json is a list of lists of token ids. A request of vLLM's token protocol gets the one at (max_tokens modulo
+their number): whole or, where it streams, one token an event. `--pause SECONDS` waits between two events.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ class Connection(asyncio.Protocol):
     def _whole(self, value: Any, *, status: bytes = b"200 OK") -> None:
         body = _encode(value)
         self._transport.write(
-            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-            % (status, len(body), body)
+            b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
         )
 
     def _response(self, request: Any, ids: list[int]) -> dict[str, Any]:
@@ -126,13 +125,16 @@ def _part(event: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def main() -> None:
-    port, replies, *more = sys.argv[1:]
-    pause = float(more[1]) if more[:1] == ["--pause"] else 0.0
-    known = msgspec.json.decode(Path(replies).read_bytes())
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(known, pause), "127.0.0.1", int(port))
+async def serve(port: int, replies: list[list[int]], pause: float) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(replies, pause), "127.0.0.1", port)
     await server.serve_forever()
 
 
+def main() -> None:
+    port, replies, *more = sys.argv[1:]
+    pause = float(more[1]) if more[:1] == ["--pause"] else 0.0
+    asyncio.run(serve(int(port), msgspec.json.decode(Path(replies).read_bytes()), pause))
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

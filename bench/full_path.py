@@ -1,7 +1,7 @@
 """The whole loop beside smg 1.13, in one run: full_path.py --smg VENV --model-dir DIR [--rounds N] [--scenarios …]
 
-Chat request in, chat response out: our gateway in front of an engine that costs nothing (`canned_engine.py`), and smg in
-front of its own. CPU is that of the gateway's process alone. Needs the benchmark tools in ../shared/tools.
+Chat request in, chat response out: our gateway in front of an engine that costs nothing (`canned_engine.py`), and smg
+in front of its own. CPU is that of the gateway's process alone. Needs the benchmark tools in ../shared/tools.
 """
 
 from __future__ import annotations
@@ -65,5 +65,8 @@ if __name__ == "__main__":
         directory = sys.argv[sys.argv.index("--model-dir") + 1]
         model = sys.argv[sys.argv.index("--model") + 1]
         parsers = "--tool-call-parser auto --reasoning-parser auto --enable-auto-tool-choice"
-        sys.argv += ["--server", f"ours={DERENDER} serve {directory} --served-model-name {model} {parsers} --port {{port}}"]
+        sys.argv += [
+            "--server",
+            f"ours={DERENDER} serve {directory} --served-model-name {model} {parsers} --port {{port}}",
+        ]
     bench_http.main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from derender.protocol.derender import (
     DerenderChatRequest,
     DerenderCompletionRequest,
 )
-from derender.protocol.errors import ApiError, BadRequest
+from derender.protocol.errors import ApiError, BadRequest, Unavailable
 from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateResponse
 
 if TYPE_CHECKING:
@@ -55,16 +56,16 @@ _REMOTE_DECODE = {
 
 async def render(gateway: Gateway, context: Context) -> None:
     """The request as generate requests, fitted to what the engines can do. Raises `BadRequest` and its kin for all that
-    is wrong with it: after this stage an error is an engine's."""
+    is wrong with it, `Unavailable` where no engine is known: after this stage an error is an engine's."""
     began = perf_counter()
-    able = gateway.pool.capabilities(context.model.names[0]) or Capabilities()
+    able = gateway.pool.capabilities(context.model.names[0])
     context.prompts, context.legs = await context.work(lambda: _rendered(gateway, context, able))
     spent = perf_counter() - began
     context.spent["render"] = spent
     gateway.meter.stage("render", spent)
 
 
-def _rendered(gateway: Gateway, context: Context, able: Capabilities) -> tuple[list[GenerateRequest], list[Leg]]:
+def _rendered(gateway: Gateway, context: Context, able: Capabilities | None) -> tuple[list[GenerateRequest], list[Leg]]:
     model, request = context.model, context.request
     if isinstance(request, ChatCompletionRequest):
         prompts = [model.render_chat(request, request_id=context.request_id)]
@@ -73,6 +74,10 @@ def _rendered(gateway: Gateway, context: Context, able: Capabilities) -> tuple[l
         prompts = model.render_completions(request, request_id=context.request_id)
         if request.stream:  # what is asked for the answer alone is checked before anything runs
             model.derender_completion_stream(CompletionStreamContext(completion_request=request)).push(_NOTHING)
+    if able is None:  # what an engine lacks is not known before it has been up
+        raise Unavailable(
+            "no engine is up for this model", retry_after=max(1, ceil(gateway.settings.pool.probe_seconds))
+        )
     prompts = [fitted(one, able, unguided=gateway.settings.unguided) for one in prompts]
     choices = context.choices
     at_once = choices_at_once(choices, able)

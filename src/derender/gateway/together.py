@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from derender.engines.owned import Owned
+
 T = TypeVar("T")
 
 _HELD = 8  # items of one source that wait to be taken: what more it has waits at the source
@@ -23,16 +25,23 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
                 raise error
         return [task.result() for task in tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await _end(tasks)
 
 
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The items of all sources as they come, each with its source's number.
 
     An error of one ends all. At its end, however it comes, all sources are closed.
     """
+
+    async def end() -> None:
+        for source in sources:
+            await source.aclose()
+
+    return Owned(_merged(sources), end=end)
+
+
+async def _merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     if len(sources) == 1:
         source = sources[0]
         try:
@@ -65,6 +74,17 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             else:
                 yield got
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Ends tasks, and waits for their end. What else they raised is known to nobody, and need not be."""
+    for task in tasks:
+        task.add_done_callback(_looked_at)
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
