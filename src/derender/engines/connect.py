@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from derender.engines.base import Engine
-from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
+from derender.engines.errors import EngineFailed, EngineRefused
 from derender.engines.http import EngineHttp
 from derender.engines.llama_server import LlamaServerEngine
 from derender.engines.sglang import MODEL_INFO, SglangEngine
@@ -47,7 +47,7 @@ async def _kind(http: EngineHttp) -> str:
             return "sglang"
     if await _has(http, "/props"):
         return "llamacpp"
-    raise EngineFailed(f"{http.name} answers as no engine that is known, or does not take the API key", begun=False)
+    raise EngineFailed(f"{http.name} answers as no engine that is known", begun=False)
 
 
 async def _speaks_tokens(http: EngineHttp) -> bool:
@@ -76,5 +76,5 @@ async def _has(http: EngineHttp, path: str) -> bool:
 
 
 def _absent(error: EngineFailed) -> bool:
-    """Whether the server answered that there is no such route for us. A failure of the connection has a cause."""
-    return not (error.begun or error.overloaded or error.__cause__ is not None or isinstance(error, EngineTimeout))
+    """Whether the server answered that it has no such route."""
+    return error.answered in (404, 405)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from derender.protocol.errors import ApiError
+from derender.protocol.errors import ApiError, Unavailable
 
 
 class EngineRefused(ApiError):
@@ -17,16 +17,22 @@ class EngineRefused(ApiError):
 class EngineFailed(ApiError):
     """The engine could not be reached, broke off, or sent what is no answer.
 
-    `begun`: whether it may have worked on the request. `overloaded`: it said that it has too much to do.
+    `begun`: whether it may have worked on the request. `overloaded`: it said that it has too much to do. `answered`:
+    the status of its answer, None where there was none.
     """
 
     status = 502
     type = "BadGatewayError"
 
-    def __init__(self, message: str, *, begun: bool = True, overloaded: bool = False) -> None:
+    def __init__(
+        self, message: str, *, begun: bool = True, overloaded: bool = False, answered: int | None = None
+    ) -> None:
         super().__init__(message)
         self.begun = begun
         self.overloaded = overloaded
+        self.answered = answered
+        if overloaded:
+            self.status, self.type, self.retry_after = Unavailable.status, Unavailable.type, 1
 
 
 class EngineTimeout(EngineFailed):

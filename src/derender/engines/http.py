@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -13,8 +14,9 @@ import msgspec
 
 from derender.engines.base import NO_HEADERS
 from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
+from derender.engines.owned import Owned
 from derender.protocol.errors import MAX_MESSAGE, ApiError
-from derender.protocol.records import RecordReader, RecordTooLarge
+from derender.protocol.records import DONE, RecordReader, RecordTooLarge
 
 _JSON = "application/json"
 _KEEP_SECONDS = 4.0
@@ -22,6 +24,9 @@ _KEEP_SECONDS = 4.0
 that meets a connection just being closed is lost before it begins."""
 
 _CONNECT_SECONDS = 5.0
+_END_SECONDS = 1.0
+"""How long the end of a body may take to come after the last record."""
+
 _ERROR_BYTES = 65536
 _OVERLOADED = (429, 503)
 _OURS = (401, 403, 404, 405, 407, 415, 426)
@@ -108,14 +113,16 @@ class EngineHttp:
         if answer.content_type == _JSON:  # an answer of its own where a stream was asked for
             await asked.__aexit__(None, None, None)
             raise EngineFailed(f"{self.name} answered with one body, not with a stream")
-        return self._records(asked, answer)
+        end = partial(self._end, asked, answer, whole=False)
+        return Owned(self._records(asked, answer), end=end)
 
     async def _records(self, asked: Any, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         reader = RecordReader(max_bytes=self._max_record_bytes)
-        whole = False
+        whole = done = False
         try:
             async for data in answer.content.iter_any():
                 for record in reader.push(data):
+                    done = record == DONE
                     yield record
             whole = True
             if last := reader.finish():
@@ -125,9 +132,22 @@ class EngineHttp:
         except (aiohttp.ClientError, OSError) as error:
             self._failed(error)
         finally:
-            if not whole:
-                answer.close()
-            await asked.__aexit__(None, None, None)
+            if done and not whole:
+                self.soon(self._read_over(asked, answer))
+            else:
+                await self._end(asked, answer, whole=whole)
+
+    async def _read_over(self, asked: Any, answer: aiohttp.ClientResponse) -> None:
+        """Ends an answer of which only the end of its body is to come, so that its connection can serve the next."""
+        whole = False
+        with suppress(asyncio.TimeoutError, aiohttp.ClientError, OSError):
+            whole = not await asyncio.wait_for(answer.content.readany(), _END_SECONDS)
+        await self._end(asked, answer, whole=whole)
+
+    async def _end(self, asked: Any, answer: aiohttp.ClientResponse, *, whole: bool) -> None:
+        if not whole:
+            answer.close()
+        await asked.__aexit__(None, None, None)
 
     @asynccontextmanager
     async def _asked(
@@ -154,12 +174,6 @@ class EngineHttp:
             answer.release()
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
-        length = answer.content_length
-        if length is not None and length <= self._max_answer_bytes:
-            try:
-                return await answer.read()
-            except (aiohttp.ClientError, OSError) as error:
-                self._failed(error)
         parts: list[bytes] = []
         size = 0
         try:
@@ -175,19 +189,19 @@ class EngineHttp:
     async def _refused(self, answer: aiohttp.ClientResponse) -> NoReturn:
         """Raises what an answer with another status than 200 means."""
         try:
-            body = await asyncio.wait_for(answer.content.read(_ERROR_BYTES), self._connect_seconds)
+            body = await asyncio.wait_for(_beginning(answer), self._connect_seconds)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
             body = b""
-        message, type_, param = _told(body)
         status = answer.status
-        if 400 <= status < 500 and status not in _OURS and status not in (408, 429):
+        message, type_, param = _told(body)
+        if _is_refusal(status):
             raise EngineRefused(
                 message or f"{self.name} refused the request", status=status, type_=type_ or "BadRequestError",
                 param=param,
             )  # fmt: skip
         if status in _OVERLOADED:
-            raise EngineFailed(f"{self.name} has too much to do", begun=False, overloaded=True)
-        raise EngineFailed(f"{self.name} answered with status {status}", begun=status >= 500)
+            raise EngineFailed(f"{self.name} has too much to do", begun=False, overloaded=True, answered=status)
+        raise EngineFailed(f"{self.name} answered with status {status}", begun=status >= 500, answered=status)
 
     def _failed(self, error: Exception) -> NoReturn:
         """Raises what a failure of the connection means; the client is told nothing of addresses."""
@@ -207,6 +221,9 @@ class EngineHttp:
         """Closes all connections, once what was to be done soon is done."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CONNECT_SECONDS)
+        for task in tuple(self._tasks):
+            task.cancel()
+            await asyncio.wait((task,))
         if self._open is not None:
             await self._open.close()
             self._open = None
@@ -245,7 +262,24 @@ def failure_of(error: Any, *, name: str) -> ApiError:
     message = told.get("message")
     code = told.get("code")
     text = message[:MAX_MESSAGE] if isinstance(message, str) and message else f"{name} failed"
-    if type(code) is int and 400 <= code < 500:
+    if type(code) is not int:
+        return EngineFailed(text)
+    if _is_refusal(code):
         type_ = told.get("type")
         return EngineRefused(text, status=code, type_=type_ if isinstance(type_, str) else "BadRequestError")
-    return EngineFailed(text)
+    return EngineFailed(text, overloaded=code in _OVERLOADED, answered=code)
+
+
+def _is_refusal(status: int) -> bool:
+    """Whether a status says that what the client asked for is wrong."""
+    return 400 <= status < 500 and status not in _OURS and status not in (408, 429)
+
+
+async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
+    """As much of an error's body as is looked at."""
+    body = bytearray()
+    async for data in answer.content.iter_any():
+        body += data
+        if len(body) >= _ERROR_BYTES:
+            break
+    return bytes(body[:_ERROR_BYTES])

@@ -4,7 +4,8 @@ Its stream cannot be used: it leaves out every id whose bytes end inside a chara
 id comes. Its whole answers have all ids. A stream is therefore made of several short requests, each of which goes on
 where the one before ended; the server still has the sequence in its cache and computes nothing twice. What an output
 must be (`structured_outputs`) cannot be cut like that, because a grammar begins with each request: it comes as one
-chunk. Seen on the build inside xllamacpp 2026.10.
+chunk. Whole answers are made in (longer) steps too: the server sees only every five seconds whether anybody still waits
+for one. Seen on the build inside xllamacpp 2026.10.
 
 The ids are those that the model made, the EOS included, as with vLLM; so is sampling where nothing is asked.
 """
@@ -26,6 +27,7 @@ from derender.engines.errors import EngineFailed, EngineRefused
 from derender.engines.http import EngineHttp
 from derender.engines.llama_completion import planned
 from derender.engines.llama_steps import Piece, Run, Server
+from derender.engines.owned import Owned
 from derender.engines.sampling import ConstraintKind, Limits, plans_long
 from derender.protocol.codec import encode
 from derender.protocol.common import PromptTokensDetails, Usage
@@ -101,6 +103,9 @@ class LlamaServerEngine:
 
     async def probe(self) -> None:
         """Asks for the context's length, the vocabulary's size, the slots and the EOS. Raises `EngineFailed`."""
+        self._server = await self._ask_server()
+
+    async def _ask_server(self) -> Server:
         try:
             props = _props.decode(await self.http.get("/props", seconds=_SECONDS))
             cards = _models.decode(await self.http.get("/v1/models", seconds=_SECONDS)).data
@@ -118,7 +123,7 @@ class LlamaServerEngine:
         turns = asyncio.Semaphore(max(1, props.total_slots))
         if self._server is not None and self._server.limits == limits:
             turns = self._server.turns
-        self._server = Server(limits, eos, turns)
+        return Server(limits, eos, turns)
 
     async def _id_of(self, token: str) -> int | None:
         if not token:
@@ -160,7 +165,7 @@ class LlamaServerEngine:
         run = await self._run(request, headers, heard=True)
         pieces = run.pieces()
         first = await anext(pieces)  # a refusal of the server comes with this one
-        return self._chunks(request, run, first, pieces)
+        return Owned(self._chunks(request, run, first, pieces), end=pieces.aclose)
 
     async def _chunks(
         self, request: GenerateRequest, run: Run, first: Piece, pieces: AsyncGenerator[Piece, None]
@@ -184,17 +189,16 @@ class LlamaServerEngine:
         yield GenerateChunk(request_id=run.request_id, usage=_usage(request, count, run.cached), choices=[])
 
     async def _run(self, request: GenerateRequest, headers: Mapping[str, str], *, heard: bool) -> Run:
-        if self._server is None:
-            await self.probe()
         server = self._server
-        assert server is not None
+        if server is None:
+            server = self._server = await self._ask_server()
         make = functools.partial(planned, request, server.limits, random_seed=secrets.randbits(62))
         plan = await asyncio.to_thread(make) if plans_long(request) else make()
         return Run(self.http, server, request, plan, headers, heard=heard, running=self._running)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests of this client: their connections are closed, which frees their slots. The server has no ids
-        for requests, so that those of other clients are not known to it."""
+        """Ends requests of this client: their connections are closed and no further step is asked. The server has no
+        ids for requests, so that those of other clients are not known."""
         ids = frozenset(request_ids)
         for run in [run for run in self._running if run.request_id in ids]:
             run.abort()

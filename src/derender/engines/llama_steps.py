@@ -28,7 +28,7 @@ from derender.protocol.generate import GenerateLogprob, GenerateRequest
 COMPLETION = "/completion"
 
 _STEP = 4  # ids of one request in a stream: at 4, asking costs under a twentieth of computing a small model on a CPU
-_STEP_UNHEARD = 32  # the same where nobody listens, but ids that stop the output have to be found
+_STEP_UNHEARD = 32  # the same of a whole answer: a request that is closed goes on for up to five seconds at the server
 _CANDIDATES = 64  # asked for an id without logprobs before all of the vocabulary is
 
 
@@ -88,7 +88,7 @@ class Run:
             asked = params.stream_interval
             self._step = plan.stream_interval if asked not in (UNSET, None) else _STEP
         else:
-            self._step = _STEP_UNHEARD if self.sampling.stop_token_ids else self.sampling.max_tokens
+            self._step = _STEP_UNHEARD
         self._waiting: asyncio.Task[bytes] | None = None
         self._aborted = False
 
@@ -158,7 +158,6 @@ class Run:
         except asyncio.CancelledError:
             if self._waiting.cancelled() and self._is_aborted():
                 raise _Aborted from None
-            self._waiting.cancel()
             raise
         finally:
             self._waiting = None

@@ -25,6 +25,7 @@ from msgspec import UNSET
 from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineModel
 from derender.engines.errors import EngineFailed, EngineRefused
 from derender.engines.http import EngineHttp, failure_of
+from derender.engines.owned import Owned
 from derender.engines.sglang_answer import Answer, Output, decode, prompt_logprobs
 from derender.engines.sglang_body import body
 from derender.protocol.codec import encode
@@ -116,6 +117,8 @@ class SglangEngine:
             try:
                 return await self.http.get(path, seconds=_SECONDS)
             except EngineFailed as error:
+                if error.answered not in (404, 405):
+                    raise
                 failure = error
         raise failure or EngineFailed(f"{self.http.name} has none of {', '.join(paths)}")
 
@@ -177,7 +180,13 @@ class SglangEngine:
             prompt_token_ids=request.token_ids if request.return_token_ids else None,
             choices=[] if output_first is None else [output_first],
         )
-        return self._chunks(rid, chunk, output, records)
+
+        async def end() -> None:
+            await records.aclose()
+            if not output.ended:
+                self._abort_soon(rid)
+
+        return Owned(self._chunks(rid, chunk, output, records), end=end)
 
     async def _chunks(
         self, rid: str, chunk: GenerateChunk, output: Output, records: AsyncGenerator[bytes, None]
@@ -198,9 +207,11 @@ class SglangEngine:
             over = True
             yield GenerateChunk(request_id=name, usage=output.usage, choices=[])
         finally:
-            await records.aclose()
-            if not (over or output.ended):
-                self._abort_soon(rid)
+            try:
+                await records.aclose()
+            finally:
+                if not (over or output.ended):
+                    self._abort_soon(rid)
 
     def _asked(self, request: GenerateRequest, *, stream: bool) -> tuple[str, bytes, Output]:
         """The id under which the engine knows the request, the body, and what reads the answer."""

@@ -77,7 +77,7 @@ class Output:
         if finish is not None and finish.type == "abort":
             self._raise_for(finish)
         before = len(self.ids)
-        cumulative, new = self._new(answer, meta)
+        new = self._new(answer, meta)
         self.ids += new
         self.ended = finish is not None
         self.usage = self._counted(meta)
@@ -85,14 +85,14 @@ class Output:
             return None
         logprobs = None
         if self._logprobs is not None:
-            logprobs = GenerateLogprobs(self._entries(meta, new, before if cumulative else 0, self._logprobs))
+            logprobs = GenerateLogprobs(self._entries(meta, new, before, self._logprobs))
         reason, stop = (None, None) if finish is None else self._why(finish)
         return GenerateStreamChoice(
             index=0, token_ids=new, logprobs=logprobs, finish_reason=reason, stop_reason=stop
         )  # fmt: skip
 
-    def _new(self, answer: Answer, meta: Meta) -> tuple[bool, list[int]]:
-        """Whether the answer's ids are all so far, and those of them that are new.
+    def _new(self, answer: Answer, meta: Meta) -> list[int]:
+        """The answer's new ids, whether it has them alone or all so far.
 
         The counter tells: a delta has as many ids as it grew by. All ids so far may be more than it says, because the
         server counts first and writes later, but never so few.
@@ -100,10 +100,10 @@ class Output:
         seen, ids, counted = self.ids, answer.output_ids, meta.completion_tokens
         if ids is None:
             if meta.finish_reason is not None and meta.finish_reason.type == "abort":
-                return False, []
+                return []
             raise self._failed("answers with text and without output_ids: it needs --skip-tokenizer-init")
         if not seen:
-            return False, ids
+            return ids
         if counted is None:
             cumulative = len(ids) >= len(seen) and ids[: len(seen)] == seen
         else:
@@ -111,13 +111,13 @@ class Output:
         if not cumulative:
             if counted is not None and len(seen) + len(ids) < counted and ids:
                 raise self._failed("left out ids of its stream")
-            return False, ids
+            return ids
         if ids[: len(seen)] != seen:
             raise self._failed("changed ids that it had sent")
-        return True, ids[len(seen) :]
+        return ids[len(seen) :]
 
     def _entries(self, meta: Meta, new: list[int], skip: int, k: int) -> list[GenerateLogprob]:
-        """The logprobs of the new ids. `skip`: ids before them in a list of all so far."""
+        """The logprobs of the new ids. `skip`: how many came before, and stand before them in a list of all so far."""
         if not new:
             return []
         scored = _part(meta.output_token_logprobs, skip, len(new))

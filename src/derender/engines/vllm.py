@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_fields
 from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineModel
 from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
 from derender.engines.http import EngineHttp, failure_of
+from derender.engines.owned import Owned
 from derender.protocol.codec import Decoder, encode
 from derender.protocol.common import StreamOptions, StructuredOutputs
 from derender.protocol.errors import ApiError, InvalidBody, Unavailable
@@ -40,6 +41,7 @@ PREFIX = "generate-tokens-"
 _HEALTH_SECONDS = 5.0
 _ABORT_SECONDS = 2.0
 _PROBE_SECONDS = 60.0  # an engine that has just started compiles its kernels for the first request
+_INLINE_BYTES = 1 << 18  # what is larger is read outside of the event loop
 _STREAMED = StreamOptions(include_usage=True)
 
 _response = Decoder(GenerateResponse, lenient_numbers=True)
@@ -89,10 +91,13 @@ class VllmEngine:
             prompt_logprobs=True, multimodal=True, kv_transfer=True, structured_outputs=_CONSTRAINTS, max_logprobs=-1
         )
         self._abort_paths = list(ABORT)
+        self._to_abort: list[str] = []
+        self._aborting = False
 
     async def probe(self) -> None:
         """Tries what only some servers do, and sets `capabilities` by it. Raises `EngineFailed` where it cannot be
         reached."""
+        self._abort_paths = list(ABORT)  # it may be another server than before
         names = list(_PROBES)
         able = await asyncio.gather(*(self._takes(_PROBES[name]) for name in names))
         found = dict(zip(names, able, strict=True))
@@ -118,10 +123,10 @@ class VllmEngine:
         try:
             answer = await self.http.post(GENERATE, body, headers=headers)
         except asyncio.CancelledError:
-            self._abort_soon([PREFIX + request.request_id])
+            self._abort_soon(PREFIX + request.request_id)
             raise
         try:
-            return _response(answer)
+            return _response(answer) if len(answer) <= _INLINE_BYTES else await asyncio.to_thread(_response, answer)
         except InvalidBody as error:
             raise self._garbage(error) from None
 
@@ -132,14 +137,19 @@ class VllmEngine:
         try:
             records = await self.http.events(GENERATE, body, headers=headers)
         except asyncio.CancelledError:
-            self._abort_soon([PREFIX + request.request_id])
+            self._abort_soon(PREFIX + request.request_id)
             raise
-        return self._chunks(request, records)
+
+        async def end() -> None:
+            await records.aclose()
+            self._abort_soon(PREFIX + request.request_id)
+
+        return Owned(self._chunks(request, records), end=end)
 
     async def _chunks(
         self, request: GenerateRequest, records: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[GenerateChunk, None]:
-        name = PREFIX + request.request_id
+        name = ""
         ended = False
         try:
             async for record in records:
@@ -147,20 +157,22 @@ class VllmEngine:
                     ended = True
                     return
                 try:
-                    chunk = _chunk(record)
+                    chunk = _chunk(record) if len(record) <= _INLINE_BYTES else await asyncio.to_thread(_chunk, record)
                 except InvalidBody as error:
                     ended = True  # there is nothing to abort where the engine says that it failed
                     if (told := _told(record)) is not None:
                         raise failure_of(told, name=self.http.name) from None
                     ended = False
                     raise self._garbage(error) from None
-                name = chunk.request_id or name
+                name = name or chunk.request_id
                 yield chunk
             raise EngineFailed(f"{self.http.name} ended its stream before the end")
         finally:
-            await records.aclose()
-            if not ended:
-                self._abort_soon([name])
+            try:
+                await records.aclose()
+            finally:
+                if not ended:
+                    self._abort_soon(name or PREFIX + request.request_id)
 
     def _garbage(self, error: ApiError) -> EngineFailed:
         logger.warning("%s (%s) sent what is no answer: %s", self.http.name, self.http.url, error.message)
@@ -168,24 +180,34 @@ class VllmEngine:
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests by the ids that the engine's chunks have, or by those that it was asked with."""
-        ids = [one if one.startswith(PREFIX) else PREFIX + one for one in request_ids]
-        while self._abort_paths:
+        body = encode(AbortRequest([one if one.startswith(PREFIX) else PREFIX + one for one in request_ids]))
+        for path in tuple(self._abort_paths):
             try:
-                await self.http.post(self._abort_paths[0], encode(AbortRequest(ids)))
+                await self.http.post(path, body)
                 return
             except EngineFailed as error:
-                if error.begun:
+                if error.answered not in (404, 405):
                     raise
-                self._abort_paths.pop(0)  # it has no such route
+                if path in self._abort_paths:  # it has no such route
+                    self._abort_paths.remove(path)
 
-    def _abort_soon(self, request_ids: list[str]) -> None:
-        async def work() -> None:
-            try:
-                await asyncio.wait_for(self.abort(request_ids), _ABORT_SECONDS)
-            except (ApiError, asyncio.TimeoutError) as error:
-                logger.info("%s (%s) could not be told to abort: %s", self.http.name, self.http.url, error)
+    def _abort_soon(self, request_id: str) -> None:
+        """Aborts one request; with it those that end while the engine is told of the ones before."""
+        self._to_abort.append(request_id)
+        if not self._aborting:
+            self._aborting = True
+            self.http.soon(self._abort_all())
 
-        self.http.soon(work())
+    async def _abort_all(self) -> None:
+        try:
+            while ids := self._to_abort:
+                self._to_abort = []
+                try:
+                    await asyncio.wait_for(self.abort(ids), _ABORT_SECONDS)
+                except (ApiError, asyncio.TimeoutError) as error:
+                    logger.info("%s (%s) could not be told to abort: %s", self.http.name, self.http.url, error)
+        finally:
+            self._aborting = False
 
     async def health(self) -> None:
         try:

@@ -1,0 +1,44 @@
+"""An iterator that owns what has to be ended, whether anybody begins to take from it or not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Owned(AsyncGenerator[T, None]):
+    """`items`, which end what they own when they are over or closed. Where they are closed before anybody has begun to
+    take them, `end` is called instead: nothing of a generator that never began runs, not even its `finally`.
+    """
+
+    __slots__ = ("_begun", "_end", "_items")
+
+    def __init__(self, items: AsyncGenerator[T, None], *, end: Callable[[], Awaitable[None]]) -> None:
+        self._items = items
+        self._end = end
+        self._begun = False
+
+    def __aiter__(self) -> Owned[T]:
+        return self
+
+    def __anext__(self) -> Any:
+        self._begun = True
+        return self._items.__anext__()
+
+    def asend(self, value: None, /) -> Any:
+        self._begun = True
+        return self._items.asend(value)
+
+    def athrow(self, *error: Any) -> Any:
+        self._begun = True
+        return self._items.athrow(*error)
+
+    async def aclose(self) -> None:
+        begun, self._begun = self._begun, True
+        try:
+            await self._items.aclose()
+        finally:
+            if not begun:
+                await self._end()
