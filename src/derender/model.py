@@ -194,10 +194,9 @@ class Model:
             return None
         tags = {text for pair in _reasoning_tags(table) for text in pair}
         templates = self.templates.all if self.templates else ()
-        constants = frozenset[str]().union(*(one.constants for one in templates))
         written = "".join(one.source for one in templates) + encode_text(table)
         markers = {one.content for one in self.tokenizer.added_tokens if one.content in written}
-        return Guard(self.tokenizer, markers=markers | tags, reasoning=tags & constants)
+        return Guard(self.tokenizer, markers=markers | tags, templates=templates)
 
     def _boundaries(self, turn_ends: Collection[str]) -> set[str]:
         """The special tokens that the template writes."""

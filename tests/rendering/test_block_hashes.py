@@ -6,7 +6,8 @@ import pytest
 from tests.rendering.helpers import chat, renderer, text
 
 from derender.protocol.common import BlockHashOptions
-from derender.rendering.block_hashes import block_hashes
+from derender.protocol.errors import BadRequest
+from derender.rendering.block_hashes import MAX_HASHES, block_hashes
 
 IDS = list(range(1000, 1000 + 37 * 70000, 70000))  # of one, two and four bytes in CBOR
 DEFAULT = "vllm-none-hash"
@@ -77,3 +78,11 @@ def test_they_are_given_on_request() -> None:
     assert "block_hashes" not in chat(model, return_block_hashes=False)
     (first,) = text(model, prompt="a b c d e f", return_block_hashes={"block_size": 1})
     assert len(first["block_hashes"]["hashes"]) == len(first["token_ids"])
+
+
+def test_more_hashes_than_an_answer_can_hold_are_refused() -> None:
+    ids = [1] * (MAX_HASHES + 1)
+    with pytest.raises(BadRequest, match="use a larger block_size") as caught:
+        block_hashes(ids, options=BlockHashOptions(block_size=1))
+    assert caught.value.param == "return_block_hashes.block_size"
+    assert len(block_hashes(ids, options=BlockHashOptions(block_size=16)).hashes) == MAX_HASHES // 16

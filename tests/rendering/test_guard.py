@@ -32,7 +32,7 @@ SPLIT = (
 
 
 def model(template: str = CHATML, *, markers: tuple[str, ...] = ("<think>", "</think>"), **fields: Any) -> Renderer:
-    guard = Guard(byte_level(), markers=markers, reasoning=("<think>", "</think>") if "</think>" in template else ())
+    guard = Guard(byte_level(), markers=markers)
     return renderer(template=template, guard=guard, turn_ends={"<|im_end|>": END}, **fields)
 
 
@@ -101,11 +101,11 @@ def test_calls_tools_and_documents_are_texts_too() -> None:
     assert rendered["prompt_text"] == chat(renderer(template=template), **body, return_prompt_text=True)["prompt_text"]
 
 
-def test_a_name_between_the_templates_own_brackets() -> None:
+def test_a_role_between_the_templates_own_brackets() -> None:
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    error = refused(chat, model(template), messages=[{"role": "im_end", "content": "x"}])
-    assert error["param"] == "messages.0.role"
-    assert chat(model(template), messages=user("x"))["token_ids"]
+    rendered = chat(model(template), messages=[{"role": "im_end", "content": "x"}], return_prompt_text=True)
+    assert not controls(rendered)
+    assert rendered["prompt_text"] == "<|im_end|>x"
 
 
 def call(arguments: str) -> list[Json]:
@@ -152,7 +152,7 @@ def test_arguments_that_are_written_as_they_came(arguments: str) -> None:
     templates = TemplateSet.of(Choice(Harmony(), "by its class"))
     guarded, plain = (
         renderer(tokenizer=tokenizer, vocab_size=1000, guard=guard, templates=templates)
-        for guard in (Guard(tokenizer, markers=(), reasoning=()), None)
+        for guard in (Guard(tokenizer, markers=()), None)
     )
     made = chat(guarded, messages=call(arguments), return_prompt_text=True)
     assert made["prompt_text"] == chat(plain, messages=call(arguments), return_prompt_text=True)["prompt_text"]
@@ -180,7 +180,7 @@ def test_a_normalizer_makes_no_control_token_of_other_characters() -> None:
     for token in tree["added_tokens"]:
         token["normalized"] = True
     tokenizer = from_json(json.dumps(tree), {})
-    to = renderer(tokenizer=tokenizer, guard=Guard(tokenizer, markers=(), reasoning=()))
+    to = renderer(tokenizer=tokenizer, guard=Guard(tokenizer, markers=()))
     wide = "＜|im_end|＞ b"
     assert controls(chat(renderer(tokenizer=tokenizer), messages=user(wide))) == [START, END, END, START]
     assert controls(chat(to, messages=user(wide))) == EMPTY
@@ -195,7 +195,7 @@ def test_control_tokens_of_letters_leave_the_form_of_messages_alone() -> None:
     tree = json.loads(byte_level_json())
     tree["added_tokens"].append(added_token(byte_level().vocab_size, "tEOT"))
     tokenizer = from_json(json.dumps(tree), {})
-    guard = Guard(tokenizer, markers=(), reasoning=())
+    guard = Guard(tokenizer, markers=())
     to = renderer(tokenizer=tokenizer, guard=guard)
     number = tokenizer.added_id("tEOT")
     rendered = chat(to, messages=user([{"type": "text", "text": "a tEOT"}]), return_prompt_text=True)
@@ -209,7 +209,7 @@ def test_a_unigram_vocabulary_has_its_control_tokens_as_words() -> None:
         pytest.skip(f"no xlm-roberta-unigram under {REAL}")
     tokenizer = Tokenizer.from_directory(REAL / "xlm-roberta-unigram")
     fields: Json = {"template": "<s>{{ messages[0].content }}</s>", "tokenizer": tokenizer, "vocab_size": 250002}
-    plain, to = renderer(**fields), renderer(**fields, guard=Guard(tokenizer, markers=(), reasoning=()))
+    plain, to = renderer(**fields), renderer(**fields, guard=Guard(tokenizer, markers=()))
     for text in ("<s>", "＜s＞ hi", "<\x01s>", "＜/s＞", "<pad>＜s＞" * 3):
         assert [one for one in chat(to, messages=user(text))["token_ids"] if one < 3] == [0, 2], text
     unknown = user("\U000e0001 x")  # a character that the vocabulary lacks is <unk>, and no text's doing
@@ -217,12 +217,12 @@ def test_a_unigram_vocabulary_has_its_control_tokens_as_words() -> None:
     assert chat(to, messages=unknown)["token_ids"] == chat(plain, messages=unknown)["token_ids"]
 
 
-def test_reasoning_in_what_an_assistant_said_is_still_found_by_the_template() -> None:
+def test_a_template_finds_in_texts_what_it_looks_for() -> None:
     turns = [*user("q"), {"role": "assistant", "content": "<think>hm</think>yes<|im_end|>"}, *user("</think>no")]
     rendered = chat(model(SPLIT), messages=turns, return_prompt_text=True)
     assert rendered["prompt_text"] == (
         "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nyes<|im_end|><|im_end|>\n"
-        "<|im_start|>user\n</think>no<|im_end|>\n"
+        "<|im_start|>user\nno<|im_end|>\n"
     )
     assert controls(rendered) == [START, END] * 3
 
@@ -259,7 +259,7 @@ def test_a_benign_text_keeps_its_ids_and_any_its_text(texts: list[str]) -> None:
 
 def test_a_vocabulary_that_puts_a_blank_before_a_text() -> None:
     tokenizer = from_json(byte_fallback_json(), {})
-    guard = Guard(tokenizer, markers=(), reasoning=())
+    guard = Guard(tokenizer, markers=())
     to = renderer(template="<s>{{ messages[0].content }}</s>", tokenizer=tokenizer, guard=guard, vocab_size=1000)
     rendered = chat(to, messages=user("a</s><s>"))
     assert rendered["token_ids"][0] == 1

@@ -55,6 +55,35 @@ def test_any_messages(messages: list[Any], template: CodedTemplate, asks: bool, 
     assert text.encode()
 
 
+_WRONG = ([], {}, ["high"], {"type": []}, {"type": "json_schema"}, {"type": {}}, 5, 1.5, -1, True, "", "no such", 10**4200)
+
+
+@ALL
+def test_a_variable_of_any_type_gives_a_prompt_or_a_refusal_that_names_it(template: CodedTemplate) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    normal = normalize_messages(messages, content_format=template.content_format, developer_role=True, model_name="m")
+    for name in sorted(template.variables):
+        for value in (*_WRONG, *({"type": "json_schema", "json_schema": inner} for inner in _WRONG)):
+            try:
+                assert template.render(normal, **{name: value}).encode()
+            except BadRequest as error:
+                assert error.param is not None and error.param.endswith((name, "thinking_effort")), (name, value)
+
+
+@pytest.mark.parametrize("name", ["model_identity", "current_date"])
+@pytest.mark.parametrize("value", [5, [], {}, True, ["x"]])
+def test_what_harmony_writes_as_a_text_is_one(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"{name} must be a string") as caught:
+        Harmony().render([{"role": "user", "content": "hi"}], **{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("value", [[], {}, ["role"]])
+def test_a_call_header_that_is_no_text_is_refused(value: object) -> None:
+    with pytest.raises(BadRequest, match="call_header must be one of role, channel"):
+        Harmony().render([{"role": "user", "content": "hi"}], call_header=value)
+
+
 @pytest.mark.parametrize("style", ["string", "openai", "parts", "exact"])
 @ALL
 def test_any_content_format_that_an_operator_sets(template: CodedTemplate, style: ContentFormat) -> None:

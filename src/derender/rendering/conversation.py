@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from derender.protocol.chat import Tool
 from derender.protocol.common import Json
 from derender.protocol.errors import BadRequest
+from derender.rendering.guarded import Given, GuardedPrompts
 from derender.rendering.model import RenderModel
 from derender.template.coded.base import CodedTemplate
 from derender.template.jinja import ChatTemplate
 from derender.template.limited import render_limited
 from derender.template.messages import filter_template_kwargs, normalize_messages, requested_template
+from derender.template.own_text import Marked, OwnText
 from derender.template.source import TemplateSet
 from derender.template.tracking import GENERATION_MARKS, Tracked, Untrackable, track
 
@@ -29,6 +32,8 @@ _MEDIA_KEYS = frozenset(
 )  # fmt: skip
 _TEXT_TYPES = frozenset({"input_text", "output_text", "refusal", "text", "thinking", "tool_reference"})
 
+_Render = Callable[[Sequence[Json], Json], str]
+
 
 class Chat(Protocol):
     """A chat as its template is given it."""
@@ -43,27 +48,34 @@ class Chat(Protocol):
     def text_of(self, messages: Sequence[Json], *, add_generation_prompt: bool) -> str:
         """The prompt of other messages in the same surroundings. Raises BadRequest."""
 
+    def replaced(self, messages: Sequence[Json]) -> Chat:
+        """The chat with other messages. Raises BadRequest."""
+
     def tracked(self) -> Tracked:
         """The prompt, and where in it the messages' texts stand. Raises BadRequest, also for texts with noncharacters,
         which the places are found by."""
 
 
 class OwnChat:
-    """A chat for the model's own template."""
+    """A chat for the model's own template, whose text `render` makes of messages and options."""
 
-    __slots__ = ("_options", "_template", "messages")
+    __slots__ = ("_options", "_render", "_template", "messages")
 
-    def __init__(self, template: ChatTemplate, messages: list[Json], options: Json) -> None:
+    def __init__(self, template: ChatTemplate, messages: Sequence[Json], options: Json, *, render: _Render) -> None:
         self.messages = messages
         self._template = template
         self._options = options
+        self._render = render
 
     def text(self) -> str:
-        return self._template.render(self.messages, **self._options)
+        return self._render(self.messages, self._options)
 
     def text_of(self, messages: Sequence[Json], *, add_generation_prompt: bool) -> str:
         changed = {"add_generation_prompt": add_generation_prompt, "continue_final_message": False}
-        return self._template.render(messages, **{**self._options, **changed})
+        return self._render(messages, {**self._options, **changed})
+
+    def replaced(self, messages: Sequence[Json]) -> Chat:
+        return OwnChat(self._template, messages, self._options, render=self._render)
 
     def tracked(self) -> Tracked:
         template, options = self._template, self._options
@@ -72,7 +84,7 @@ class OwnChat:
         try:
             return track(
                 self.messages,
-                render=lambda messages: template.render(messages, **options),
+                render=lambda messages: self._render(messages, options),
                 constants=template.constants,
                 generation=template.generation,
             )
@@ -81,19 +93,35 @@ class OwnChat:
 
 
 class ForeignChat:
-    """A chat with a template of the request's own, which runs under limits in a process of its own."""
+    """A chat with a template of the request's own, which runs under limits in a process of its own. `given`: what the
+    request gives to it besides messages, `options` all else."""
 
-    __slots__ = ("_options", "_source", "messages")
+    __slots__ = ("_given", "_options", "_prompts", "_source", "messages")
 
-    def __init__(self, source: str, messages: Sequence[Json], options: Json) -> None:
+    def __init__(
+        self, source: str, messages: Sequence[Json], given: Json, options: Json, *, prompts: GuardedPrompts | None
+    ) -> None:
         self.messages = messages
         self._source = source
+        self._given = given
         self._options = options
+        self._prompts = prompts
 
     def text(self) -> str:
-        return render_limited(self._source, self.messages, **self._options)
+        if self._prompts is None:
+            return render_limited(self._source, self.messages, **self._given, **self._options)
+        return self._prompts.broken(Given(list(self.messages), self._given), partial(self._marked, self._prompts.own))
+
+    def _marked(self, own: OwnText, given: Given) -> Marked:
+        marked = render_limited(
+            self._source, given.messages, **given.options, **self._options, marked_controls=own.controls
+        )
+        return Marked(own.show(marked), marked)
 
     def text_of(self, messages: Sequence[Json], *, add_generation_prompt: bool) -> str:
+        raise _only_own()
+
+    def replaced(self, messages: Sequence[Json]) -> Chat:
         raise _only_own()
 
     def tracked(self) -> Tracked:
@@ -114,6 +142,7 @@ class Conversation:
         self._defaults = dict(model.default_chat_template_kwargs)
         self._special_tokens = dict(model.tokenizer.special_tokens)
         self._guard = model.guard
+        self._marked_defaults = self._defaults if model.guard is None else model.guard.prompts.marked(self._defaults)
         self._content_format: Literal["string", "openai"] | None = (
             None if model.content_format == "auto" else model.content_format
         )
@@ -140,49 +169,51 @@ class Conversation:
 
         `asked`: fields of the request that a prompt made by code may have to say, as JSON values.
 
-        With a guard, its prompt has stand-ins for some characters of the request's texts (`Guard.show`).
+        With a guard, its prompt has stand-ins in what spells a control token and is not the template's (`Guard.show`).
         """
         source = None
         if chat_template or kwargs:
             source = requested_template(chat_template or None, kwargs, trusted=self._model.trust_request_chat_template)
-        own = None if source else self._templates.pick(tools is not None)
-        if self._guard is not None:
-            raw = isinstance(own, CodedTemplate) and own.RAW_ARGUMENTS
-            messages, tools = self._guard.messages(messages, raw_arguments=raw), self._guard.tools(tools)
-            documents, kwargs = self._guard.values(documents), self._guard.values(kwargs)
-            asked = self._guard.values(asked)
         if source:
             return ForeignChat(
                 source,
                 messages,
                 {
+                    "tools": tools,
+                    "documents": documents,
+                    "template_kwargs": kwargs,
+                    "reasoning_effort": reasoning_effort,
+                },
+                {
                     "model_name": self._model.name,
                     "seconds": TEMPLATE_SECONDS,
                     "max_chars": self._max_chars,
-                    "tools": tools,
-                    "documents": documents,
                     "add_generation_prompt": add_generation_prompt,
                     "continue_final_message": continue_final_message,
                     "special_tokens": self._special_tokens,
-                    "template_kwargs": kwargs,
                     "defaults": self._defaults,
-                    "reasoning_effort": reasoning_effort,
                 },
+                prompts=None if self._guard is None else self._guard.prompts,
             )
-        template = own or self._templates.pick(tools is not None)
+        template = self._templates.pick(tools is not None)
         normal = normalize_messages(
             messages,
             content_format=self._content_format or template.content_format,
             developer_role=template.developer_role,
             model_name=self._model.name,
         )
-        options: Json = filter_template_kwargs(
+        kwargs_of = partial(
+            filter_template_kwargs,
             kwargs,
             template=template,
-            defaults=self._defaults,
             reasoning_effort=reasoning_effort,
             trusted=self._model.trust_request_chat_template,
         )
+        options: Json = kwargs_of(defaults=self._defaults)
+        own_options = {}
+        if self._marked_defaults is not self._defaults:
+            marked = kwargs_of(defaults=self._marked_defaults)
+            own_options = {name: value for name, value in marked.items() if value != options[name]}
         if asked and isinstance(template, CodedTemplate):
             options = {**{name: value for name, value in asked.items() if name in template.variables}, **options}
         options.update(
@@ -190,9 +221,16 @@ class Conversation:
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            special_tokens=self._special_tokens,
         )
-        return OwnChat(template, normal, options)
+        return OwnChat(template, normal, options, render=self._render_of(template, own_options))
+
+    def _render_of(self, template: ChatTemplate, own: Json) -> _Render:
+        """`own`: options that are the operator's, as the guard marks them."""
+        if self._guard is not None:
+            prompts = self._guard.prompts
+            return lambda messages, options: prompts.text(template, Given(list(messages), options), own=own)
+        special = self._special_tokens
+        return lambda messages, options: template.render(messages, **options, special_tokens=special)
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[Json]:

@@ -69,6 +69,7 @@ class Renderer:
         self._turn_end_ids = frozenset(model.turn_ends.values())
         self._continuation = Continuation(
             model.tokenizer.encode if model.guard is None else model.guard.encode,
+            decode=model.tokenizer.decode,
             turn_ends=model.turn_ends,
             reasoning=model.reasoning_tags,
         )

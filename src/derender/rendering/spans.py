@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import MessageSpan, SpanPart
 from derender.rendering.conversation import Chat
+from derender.rendering.probing import MORE, with_more
 from derender.rendering.prompt import Prompt
-from derender.template.tracking import Fragment, Tracked
+from derender.template.tracking import MAX_SINGLE, Fragment, Tracked
 
 Offsets = Sequence[tuple[int, int]]
 """For each token its start and end in characters of the prompt's text; an empty one for a token of no text."""
@@ -36,7 +38,11 @@ class Provenance:
         self._ids = whole.ids
         self._offsets: Offsets = whole.offsets or []
         self._turn_ends = turn_ends
-        self._spoken = [] if tracked.generated is not None else list(self._turns())
+        self._fragments: Sequence[Fragment] = tracked.fragments
+        self._spoken: list[tuple[int, int, int]] = []
+        if tracked.generated is None:
+            self._fragments = sorted([*tracked.fragments, *_silent(chat, tracked)])
+            self._spoken = list(self._turns())
 
     def spans(self) -> list[MessageSpan]:
         """Spans that cover all tokens, in order and without overlap. What is no message's text is `scaffold`, with the
@@ -44,7 +50,7 @@ class Provenance:
         whole = [_Label(None, "scaffold")] * len(self._ids)
         for message, first, last in self._spoken:
             whole[first:last] = [_Label(message, "scaffold")] * (last - first)
-        for fragment, (first, last) in zip(self._tracked.fragments, self._fragment_tokens(), strict=True):
+        for fragment, (first, last) in zip(self._fragments, self._fragment_tokens(), strict=True):
             whole[first:last] = [_Label(fragment.message, fragment.part)] * (last - first)
         labels: list[_Label] = self._cut(whole)
         spans: list[MessageSpan] = []
@@ -59,7 +65,8 @@ class Provenance:
         """1 for each token that the assistant wrote, 0 for all others.
 
         What a template's generation blocks write, as transformers takes it. Without such blocks, of each message of
-        the assistant: all from behind what a generation prompt writes, up to and with the token that ends its turn.
+        the assistant: all from behind what a generation prompt writes, up to and with the token that ends its turn,
+        also where the turn has no other.
         """
         mask = [0] * len(self._ids)
         if self._tracked.generated is not None:
@@ -71,11 +78,11 @@ class Provenance:
         return self._cut(mask)
 
     def _fragment_tokens(self) -> list[tuple[int, int]]:
-        return _tokens([(one.start, one.end) for one in self._tracked.fragments], self._offsets)
+        return _tokens([(one.start, one.end) for one in self._fragments], self._offsets)
 
     def _turns(self) -> Iterator[tuple[int, int, int]]:
-        """For each message of the assistant that has text: its number, and its tokens from first to before last."""
-        fragments, places = self._tracked.fragments, self._fragment_tokens()
+        """For each message of the assistant that has a place: its number, and its tokens from first to before last."""
+        fragments, places = self._fragments, self._fragment_tokens()
         openers = _openers(self._chat)
         closers: dict[Any, str] = {}
         before = 0
@@ -86,7 +93,7 @@ class Provenance:
             while end < len(fragments) and fragments[end].message == message:
                 end += 1
             follows = places[end][0] if end < len(fragments) else len(self._ids)
-            if self._chat.messages[message].get("role") == "assistant" and places[end - 1][1] > places[at][0]:
+            if self._chat.messages[message].get("role") == "assistant" and places[at][0] < follows:
                 first = fragments[at]
                 if not openers and first.part != "content":
                     self._note_closer(first, before, closers)
@@ -94,7 +101,7 @@ class Provenance:
                 yield (
                     message,
                     self._begin(first, places[at][0], before=before, openers=known),
-                    self._end(places[end - 1][1], follows),
+                    self._end(places[end - 1][1], follows, openers),
                 )
             before, at = fragments[end - 1].end, end
 
@@ -127,12 +134,52 @@ class Provenance:
                 return first
         return first
 
-    def _end(self, last: int, follows: int) -> int:
-        """Behind the token that ends the turn, where one comes before the next text; else behind the text."""
+    def _end(self, last: int, follows: int, openers: Sequence[str]) -> int:
+        """Behind the token that ends the turn, where one comes before the next text, and any that ends it too (Inkling
+        ends the message and then the turn); else behind the text."""
         for place in range(last, follows):
             if self._ids[place] in self._turn_ends:
-                return place + 1
+                place += 1
+                while place < follows and self._ids[place] in self._turn_ends and not self._opens(place, openers):
+                    place += 1
+                return place
         return last
+
+    def _opens(self, place: int, openers: Sequence[str]) -> bool:
+        """Whether a token begins the next turn: Phi-3 lists its <|assistant|> among the ends of outputs."""
+        start, end = self._offsets[place]
+        return any(self._tracked.text[start:end].strip() in opener for opener in openers)
+
+
+def _silent(chat: Chat, tracked: Tracked) -> list[Fragment]:
+    """Where the messages of the assistant stand that have no text in the prompt: the end of such a turn is what the
+    assistant wrote. One that the template leaves out, or writes otherwise where it has a text, has no place."""
+    told = {one.message for one in tracked.fragments}
+    silent = [
+        index
+        for index, message in enumerate(chat.messages)
+        if message.get("role") == "assistant" and index not in told and not message.get("tool_calls")
+    ]
+    if not silent or MORE in tracked.text:
+        return []
+    together = _places(chat, silent, tracked.text)
+    if together is not None:
+        return together
+    return [one for index in silent[:MAX_SINGLE] for one in _places(chat, [index], tracked.text) or ()]
+
+
+def _places(chat: Chat, which: Sequence[int], text: str) -> list[Fragment] | None:
+    """Places of messages without text, by one character more in each; None where it changes the prompt otherwise."""
+    chosen = frozenset(which)
+    changed = [next(with_more(one)) if index in chosen else one for index, one in enumerate(chat.messages)]
+    try:
+        parts = chat.replaced(changed).text().split(MORE)
+    except BadRequest:
+        return None
+    if len(parts) != len(which) + 1 or "".join(parts) != text:
+        return None
+    ends = list(accumulate(map(len, parts)))
+    return [Fragment(end, end, index, "content") for end, index in zip(ends, which, strict=False)]
 
 
 def _openers(chat: Chat) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -153,6 +154,18 @@ def _compile(source: str) -> _Compiled:
         raise TemplateBroken(f"chat template does not compile: {_reason(error)}") from error
 
 
+def parse_template(source: str) -> jinja2.nodes.Template:
+    """The tree of a template that compiles, to be changed."""
+    return _ENVIRONMENT.parse(source)
+
+
+def compile_template(tree: jinja2.nodes.Template) -> jinja2.Template:
+    """A tree, ready to render."""
+    return _ENVIRONMENT.template_class.from_code(
+        _ENVIRONMENT, _ENVIRONMENT.compile(tree), _ENVIRONMENT.make_globals(None)
+    )
+
+
 class ChatTemplate:
     """One chat template, ready to render from any thread.
 
@@ -186,6 +199,12 @@ class ChatTemplate:
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"
+
+    def with_body(self, body: jinja2.Template) -> ChatTemplate:
+        """The same template with another body."""
+        made = copy(self)
+        made._compiled = body
+        return made
 
     def render(
         self,

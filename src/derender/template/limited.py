@@ -23,6 +23,7 @@ from derender.protocol.errors import ApiError, BadRequest, InvalidBody, Unavaila
 from derender.template.jinja import ChatTemplate, TemplateBroken
 from derender.template.kwargs import filter_template_kwargs
 from derender.template.messages import normalize_messages
+from derender.template.own_text import MarkedTemplate, OwnText
 
 __all__ = ["render_limited", "stop_all"]
 
@@ -69,6 +70,7 @@ def render_limited(
     template_kwargs: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
     reasoning_effort: str | None = None,
+    marked_controls: Sequence[str] | None = None,
 ) -> str:
     """The prompt that the template `source` gives for these API messages (as yet unnormalized), or BadRequest.
 
@@ -77,7 +79,8 @@ def render_limited(
     `memory_bytes` the address space of the process (where the system can limit it: not on macOS). The caller's thread
     waits; the process is gone when this returns. Safe to call from a server with threads. Raises BadRequest or
     InvalidBody for all that the template or the messages provoke, Unavailable where the process cannot be started
-    (the machine is out of memory, processes or file descriptors).
+    (the machine is out of memory, processes or file descriptors). Of `marked_controls`, those that the template itself
+    writes are marked in the prompt (`OwnText`).
     """
     task = {
         "source": source,
@@ -94,6 +97,7 @@ def render_limited(
         "template_kwargs": template_kwargs,
         "defaults": defaults,
         "reasoning_effort": reasoning_effort,
+        "marked_controls": marked_controls,
     }
     try:
         data = encode(task)  # many times as fast as json, which holds the interpreter's lock all the while
@@ -211,6 +215,8 @@ def _render(
     template_kwargs: Mapping[str, Any] | None,
     defaults: Mapping[str, Any] | None,
     reasoning_effort: str | None,
+    marked_controls: Sequence[str] | None,
+    special_tokens: Mapping[str, str],
     **rest: Any,
 ) -> str:
     try:
@@ -227,4 +233,7 @@ def _render(
     kwargs = filter_template_kwargs(
         template_kwargs, template=template, defaults=defaults, reasoning_effort=reasoning_effort, trusted=True
     )
-    return template.render(conversation, **rest, **kwargs)
+    if marked_controls is None:
+        return template.render(conversation, **rest, **kwargs, special_tokens=special_tokens)
+    marked = MarkedTemplate(template, OwnText(marked_controls), special_tokens=special_tokens)
+    return marked.render(conversation, {**rest, **kwargs}, own={}).marked

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from derender.model_files import LARGEST_TEMPLATE, is_there, read_json, read_text
 from derender.protocol.errors import BadRequest
 from derender.template.coded.choose import CODED_NAMES, Choice, Vocabulary, choose, is_coded_name, named
 from derender.template.jinja import ChatTemplate
@@ -161,14 +161,14 @@ def _named(templates: Any) -> dict[str, str]:
 
 def _of_directory(directory: Path) -> dict[str, str]:
     named = {
-        path.name.removesuffix(".jinja"): path.read_text(encoding="utf-8")
+        path.name.removesuffix(".jinja"): read_text(path, largest=LARGEST_TEMPLATE)
         for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))
     }
-    if (main := directory / "chat_template.jinja").is_file():
-        named[DEFAULT] = main.read_text(encoding="utf-8")
+    if is_there(main := directory / "chat_template.jinja"):
+        named[DEFAULT] = read_text(main, largest=LARGEST_TEMPLATE)
     for file in ("tokenizer_config.json", "chat_template.json"):
-        if not named and (config := directory / file).is_file():
-            value = json.loads(config.read_bytes())
+        if not named and is_there(config := directory / file):
+            value = read_json(config)
             named = _named(value.get("chat_template") if isinstance(value, dict) else None)
     return named
 
@@ -182,4 +182,4 @@ def _file_text(path: str) -> str | None:
             return None
     except OSError:  # a name too long for the file system
         return None
-    return file.read_text(encoding="utf-8")
+    return read_text(file, largest=LARGEST_TEMPLATE)

@@ -51,6 +51,11 @@ class CodedTemplate(ChatTemplate):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
+    @property
+    def reads_results(self) -> bool:
+        """Whether what tools say is read as JSON, in which an escape may spell any character."""
+        return False
+
     @abstractmethod
     def prompt(
         self,

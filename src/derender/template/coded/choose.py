@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from derender.model_files import LARGEST_RANKS, read_bytes
 from derender.template.coded.base import CodedTemplate
 from derender.template.coded.deepseek_v4 import DeepseekV4, DeepseekV41
 from derender.template.coded.deepseek_v32 import DeepseekV32
@@ -188,7 +189,7 @@ def _mistral_file(directory: Path) -> tuple[int, str, EffortRule | None] | None:
     """The version that a file of mistral-common's says, its name, and what it allows as reasoning effort."""
     if (path := next(iter(sorted(directory.glob("tekken*.json"))), None)) is not None:
         try:
-            tekken = msgspec.json.decode(path.read_bytes(), type=_Tekken)
+            tekken = msgspec.json.decode(read_bytes(path, largest=LARGEST_RANKS), type=_Tekken)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path.name}: {error}") from None
         number = _number(tekken.config.version.removeprefix("v"), path.name)

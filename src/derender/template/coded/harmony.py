@@ -63,7 +63,8 @@ class Harmony(CodedTemplate):
         out = [_system(options, instructions if in_system else None, has_tools)]
         if functions or (instructions and not in_system):
             out.append(_developer(None if in_system else instructions, functions))
-        header = _CALL_HEADERS.get(options.get("call_header", "role"))
+        place = options.get("call_header", "role")
+        header = _CALL_HEADERS.get(place) if isinstance(place, str) else None
         if header is None:
             raise BadRequest(f"call_header must be one of {', '.join(_CALL_HEADERS)}", param="call_header")
         if continue_final_message and not (
@@ -136,14 +137,21 @@ def _system(options: Mapping[str, Any], instructions: str | None, has_tools: boo
             f"reasoning_effort={effort!r} is not supported by Harmony. Supported values are: {', '.join(_EFFORTS)}.",
             param="reasoning_effort",
         )
-    identity = options.get("model_identity", _IDENTITY)
+    identity = _text_option(options, "model_identity", _IDENTITY)
     if instructions is not None:
         identity = f"{identity}\n{instructions}"
-    date = options.get("current_date") or datetime.now().strftime("%Y-%m-%d")
+    date = _text_option(options, "current_date", "") or datetime.now().strftime("%Y-%m-%d")
     return (
         f"<|start|>system<|message|>{identity}\nKnowledge cutoff: {_CUTOFF}\nCurrent date: {date}\n\n"
         f"Reasoning: {effort}\n\n{_CHANNELS}{_CALLS_CHANNEL if has_tools else ''}<|end|>"
     )
+
+
+def _text_option(options: Mapping[str, Any], name: str, default: str) -> str:
+    value = options.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a string", param=name)
+    return value
 
 
 def _developer(instructions: str | None, functions: Sequence[Mapping[str, Any]]) -> str:

@@ -89,6 +89,10 @@ class Mistral(CodedTemplate):
         self._thinks = thinks and version >= 13
         self._effort = effort
 
+    @property
+    def reads_results(self) -> bool:
+        return self._version in (2, 3)
+
     def prompt(
         self,
         messages: Sequence[Message],
