@@ -367,3 +367,18 @@ def test_a_prompt_made_by_code_says_how_the_model_is_to_answer() -> None:
     assert '{"type":"object"}' in prompt(response_format=schema).replace(" ", "")
     assert "response_format" not in prompt(response_format={"type": "text"})
     assert "tool_choice" not in prompt()
+
+
+def test_a_role_whose_parts_would_come_out_as_a_list_gets_text() -> None:
+    """Gemma 4's template loops over a user's content, and puts a system message's out as it is."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'system' %}{{ m.content | trim }}"
+        "{% elif m.content is string %}{{ m.content }}"
+        "{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    to = renderer(template=template)
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    for content in ("Be\nbrief.", parts):
+        for role in ("system", "developer"):
+            messages = [{"role": role, "content": content}, {"role": "user", "content": "hi"}]
+            assert chat(to, messages=messages, return_prompt_text=True)["prompt_text"] == "<system>Be\nbrief.<user>hi"

@@ -129,8 +129,20 @@ def test_a_truncated_prompt_keeps_its_own_spans() -> None:
 
 
 def test_what_cannot_be_given_is_refused() -> None:
-    odd = [{"role": "user", "content": "a\ufdd0b"}]
-    assert "noncharacters" in refused(chat, model(CALLS), messages=odd, return_message_spans=True)["message"]
+    # Each of what marks are made of: some vanished once, and control tokens came out of what was left.
+    for text in (
+        "a\ufdd0b",
+        "a\ufdd1b",
+        "<|im_\ufdd1end|>",
+        "a\ufdd4b\ufdd5",
+        "\ufdd0\ufde1",
+        "\ufdd0" + "\ufde1" * 200,
+    ):
+        for template in (CALLS, BLOCKS):
+            odd = [{"role": "user", "content": text}]
+            error = refused(chat, model(template), messages=odd, return_message_spans=True)
+            assert "noncharacters" in error["message"]
+            assert error["param"] == "messages"
     assert chat(model(CALLS), messages=odd)["token_ids"]
     kv = {"prompt_token_ids": [1, 2]}
     assert "kv_transfer_params" in refused(chat, model(CALLS), kv_transfer_params=kv, return_loss_mask=True)["message"]

@@ -84,6 +84,7 @@ class OwnChat:
         try:
             return track(
                 self.messages,
+                text=self.text(),
                 render=lambda messages: self._render(messages, options),
                 constants=template.constants,
                 generation=template.generation,
@@ -201,6 +202,7 @@ class Conversation:
             content_format=self._content_format or template.content_format,
             developer_role=template.developer_role,
             model_name=self._model.name,
+            text_roles=() if self._content_format else template.text_roles,
         )
         kwargs_of = partial(
             filter_template_kwargs,

@@ -166,6 +166,9 @@ def compile_template(tree: jinja2.nodes.Template) -> jinja2.Template:
     )
 
 
+_ROLES = ("system", "developer", "user", "assistant")
+
+
 class ChatTemplate:
     """One chat template, ready to render from any thread.
 
@@ -177,9 +180,11 @@ class ChatTemplate:
     Raises TemplateBroken where the source does not compile.
     """
 
+    _PROBED = True  # a template of a request's own is run for that request only
+
     __slots__ = (
         "_base", "_compiled", "_with_special", "constants", "content_format", "developer_role", "generation", "name",
-        "source", "variables",
+        "source", "text_roles", "variables",
     )  # fmt: skip
 
     def __init__(self, source: str, *, name: str = "chat_template", now: Callable[[], datetime] | None = None) -> None:
@@ -196,6 +201,22 @@ class ChatTemplate:
         if now is not None:
             self._base["strftime_now"] = _clock(now)
         self._with_special: tuple[Mapping[str, str], dict[str, Any]] | None = None
+        self.text_roles = frozenset[str]()
+        """Roles whose content it wants as a string though it wants that of others as parts."""
+        if self.content_format == "openai" and self._PROBED:
+            self.text_roles = frozenset(role for role in _ROLES if self._writes_lists(role))
+
+    def _writes_lists(self, role: str) -> bool:
+        """Whether a list of parts of this role comes out as Python writes lists: Gemma 4 loops over a user's content,
+        and puts a system message's out as it is."""
+        part, ask = {"type": "text", "text": "probe"}, {"role": "user", "content": "ask"}
+        turns: list[dict[str, Any]] = [{"role": role, "content": [part]}]
+        for messages in (turns, [*turns, ask], [ask, *turns]):
+            try:
+                return repr(part) in self.render(messages)
+            except BadRequest:  # the role has no place there, or none at all
+                continue
+        return False
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"

@@ -152,6 +152,8 @@ _NICENESS = 10
 class _Limited(ChatTemplate):
     """A template whose output is counted while it is written."""
 
+    _PROBED = False
+
     __slots__ = ("max_chars",)
     max_chars: int
 

@@ -9,7 +9,7 @@ chat API and templates never see it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from derender.protocol.errors import BadRequest, InvalidBody
@@ -55,7 +55,12 @@ _Part = str | dict[str, Any]
 
 
 def normalize_messages(
-    messages: Sequence[Any], *, content_format: ContentFormat, developer_role: bool, model_name: str
+    messages: Sequence[Any],
+    *,
+    content_format: ContentFormat,
+    developer_role: bool,
+    model_name: str,
+    text_roles: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The conversation for a template of this `content_format`.
 
@@ -64,7 +69,8 @@ def normalize_messages(
     (vllm#39614). Arguments of tool calls become mappings (Qwen3#1894): empty and null give `{}`, anything else that is
     not a JSON object is refused. For "parts" and "exact" texts and lists of parts stay what they are, parts of type
     thinking too, and arguments that are no JSON object stay the text that they are, for "exact" also others. Where the
-    template lacks the role developer, it becomes system, and all system messages then become one at the front.
+    template lacks the role developer, it becomes system, and all system messages then become one at the front. Content
+    of `text_roles` is as for "string".
 
     Raises InvalidBody or BadRequest whose `param` names the place, as `messages.2.content.0.type`; `model_name` is
     what the error about images, audio and files calls the model.
@@ -73,11 +79,14 @@ def normalize_messages(
         raise InvalidBody("messages must be a list", param="messages")
     if not messages:
         raise BadRequest("messages must not be empty", param="messages")
+    if not developer_role and "system" in text_roles:
+        text_roles = {*text_roles, "developer"}
     conversation = [
         _message(
             message,
             index,
             style=content_format,
+            text_roles=text_roles,
             model_name=model_name,
         )
         for index, message in enumerate(messages)
@@ -87,14 +96,16 @@ def normalize_messages(
     return conversation
 
 
-def _message(message: Any, index: int, *, style: ContentFormat, model_name: str) -> dict[str, Any]:
+def _message(
+    message: Any, index: int, *, style: ContentFormat, text_roles: Collection[str], model_name: str
+) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidBody(f"messages.{index} must be an object", param=f"messages.{index}")
     role = message.get("role")
     if not isinstance(role, str):
         _invalid("a string is required" if role is None else "must be a string", "messages", index, "role")
     _check_text(role, "messages", index, "role")
-    parts, exact = style != "string", style in ("parts", "exact")
+    parts, exact = style != "string" and role not in text_roles, style in ("parts", "exact")
     result: dict[str, Any] = {
         "role": role,
         "content": _content(message, index, role=role, parts=parts, exact=exact, model_name=model_name),

@@ -64,16 +64,22 @@ class _Source:
     text: str
 
 
-def track(messages: Sequence[Json], *, render: Render, constants: Iterable[str], generation: bool) -> Tracked:
-    """Renders `messages` (as `normalize_messages` gives them) and finds their texts in the prompt.
+def track(
+    messages: Sequence[Json], *, text: str, render: Render, constants: Iterable[str], generation: bool
+) -> Tracked:
+    """Finds the texts of `messages` (as `normalize_messages` gives them) in `text`, the prompt made of them.
 
-    `constants`: the strings that the template looks for. `generation`: whether `render` marks generation blocks.
-    Texts that cannot be placed have no fragment. Raises `Untrackable`, and what `render` raises.
+    `render` makes a prompt of messages. `constants`: the strings that the template looks for. `generation`: whether
+    `render` marks generation blocks, which `text` has no marks of. Texts that cannot be placed have no fragment. Raises
+    `Untrackable`, and what `render` raises.
     """
-    prompt = render(messages)
-    text, _, generated = _read(prompt, [])
-    if _NONCHARACTER.search(text):
+    if _NONCHARACTER.search(text):  # looked for where no mark is: some would be taken for marks, and vanish
         raise Untrackable("the prompt has noncharacters (U+FDD0 to U+FDEF)")
+    generated: tuple[tuple[int, int], ...] = ()
+    if generation:
+        unmarked, _, generated = _read(render(messages), [])
+        if unmarked != text:
+            raise Untrackable("the template writes another prompt where its generation blocks are marked")
     wanted = sorted({one for one in constants if len(one.strip()) >= _SHORTEST_CONSTANT}, key=len, reverse=True)
     kept = re.compile("|".join(map(re.escape, wanted))) if wanted else None
     everything = range(len(messages))

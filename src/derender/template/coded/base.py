@@ -44,6 +44,7 @@ class CodedTemplate(ChatTemplate):
         self.source = self.SOURCE
         self.variables = self.VARIABLES
         self.content_format = self.CONTENT_FORMAT
+        self.text_roles = frozenset[str]()
         self.developer_role = self.DEVELOPER_ROLE
         self.constants = frozenset()
         self.generation = False
