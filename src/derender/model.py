@@ -114,6 +114,12 @@ class Model:
         shown = table or shown_format(self.templates, self.tokenizer)
         turn_ends = self._turn_ends(shown)
         self.tokenizer.keep_segments(self._boundaries(turn_ends), max_bytes=int(settings.encode_cache_mb * (1 << 20)))
+        self.tool_constraints = ToolConstraints(
+            table,
+            level=settings.tool_strict_level,
+            has_token=lambda token: self.tokenizer.token_id(token) is not None,
+        )
+        """What holds a guided engine to the tools of a request."""
         self.renderer = Renderer(
             RenderModel(
                 name=self.names[0],
@@ -136,11 +142,7 @@ class Model:
                 turn_ends=turn_ends,
                 guard=self._guard(shown),
                 reasoning_tags=_reasoning_tags(shown),
-                tool_constraint=ToolConstraints(
-                    table,
-                    level=settings.tool_strict_level,
-                    has_token=lambda token: self.tokenizer.token_id(token) is not None,
-                ),
+                tool_constraint=self.tool_constraints,
                 max_tokens_over_room=settings.max_tokens_over_room,
             )
         )

@@ -88,9 +88,12 @@ class EngineHttp:
 
     async def get(self, path: str, *, seconds: float) -> bytes:
         """The body of a GET that has to end in time. Raises `EngineFailed`, `EngineRefused`."""
-        try:
+        async def got() -> bytes:
             async with self._asked("GET", path, None, NO_HEADERS) as answer:
-                return await asyncio.wait_for(self._body(answer), seconds)
+                return await self._body(answer)
+
+        try:
+            return await asyncio.wait_for(got(), seconds)
         except asyncio.TimeoutError:
             raise EngineTimeout(f"{self.name} does not answer {path}") from None
 
@@ -188,10 +191,14 @@ class EngineHttp:
 
     async def _refused(self, answer: aiohttp.ClientResponse) -> NoReturn:
         """Raises what an answer with another status than 200 means."""
+        # No `wait_for`: before Python 3.12 it may swallow that the request is cancelled (python/cpython#86296).
+        patience = asyncio.get_running_loop().call_later(self._connect_seconds, answer.close)
         try:
-            body = await asyncio.wait_for(_beginning(answer), self._connect_seconds)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+            body = await _beginning(answer)
+        except (aiohttp.ClientError, OSError):
             body = b""
+        finally:
+            patience.cancel()
         status = answer.status
         message, type_, param = _told(body)
         if _is_refusal(status):

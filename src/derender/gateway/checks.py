@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from derender.engines.errors import EngineFailed
 from derender.gateway.context import Leg
 from derender.protocol.generate import GenerateChoice, GenerateResponse, GenerateStreamChoice
 
+if TYPE_CHECKING:
+    from derender.model import Model
+
 
 class AnswerCheck:
     """The choices of one answer: those that were asked for, none longer than asked for, none that goes on after its
-    end, all with an end, and a logprob for each token where logprobs were asked for. Raises `EngineFailed`."""
+    end, all with an end, of ids that the model has, with a logprob for each where logprobs were asked for.
 
-    def __init__(self, leg: Leg) -> None:
+    Raises `EngineFailed`.
+    """
+
+    def __init__(self, model: Model, leg: Leg) -> None:
         assert leg.sent is not None
         params = leg.sent.sampling_params
         self._most = params.max_tokens if isinstance(params.max_tokens, int) else None
         self._logprobs = isinstance(params.logprobs, int)
+        self._knows = None if model.settings.tolerate_unknown_ids else model.tokenizer.knows
         self._counts = [0] * leg.choices
         self._open = set(range(leg.choices))
 
@@ -32,6 +41,8 @@ class AnswerCheck:
             counts[index] += len(ids)
             if self._most is not None and counts[index] > self._most:
                 raise EngineFailed("the engine sent more tokens than were asked for")
+            if self._knows is not None and not all(map(self._knows, ids)):
+                raise EngineFailed("the engine sent token ids that are not in the model's vocabulary")
             if self._logprobs:
                 told = choice.logprobs.content if choice.logprobs is not None else None
                 if told is None or len(told) != len(ids):
@@ -45,9 +56,9 @@ class AnswerCheck:
             raise EngineFailed("the engine ended its answer before the end of a choice")
 
 
-def check_response(leg: Leg, response: GenerateResponse) -> None:
+def check_response(model: Model, leg: Leg, response: GenerateResponse) -> None:
     """Raises `EngineFailed` for a whole answer that is none to what was asked."""
-    check = AnswerCheck(leg)
+    check = AnswerCheck(model, leg)
     for choice in response.choices:
         check.choice(choice)
     check.end()

@@ -95,7 +95,8 @@ async def collected(context: Context, leg: Leg, chunks: AsyncGenerator[GenerateC
             try:
                 watch.push(GenerateChunk(request_id=identity, choices=chunk.choices))
             except BadRequest as error:
-                raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
+                leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
+                raise leg.failure from error
             if watch.cut and watch.ended(leg.choices):
                 leg.stopped = True
                 break

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.completions import CompletionRequest
-from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateResponse
+from derender.protocol.errors import ApiError
+from derender.protocol.generate import GenerateRequest, GenerateResponse
 
 if TYPE_CHECKING:
     from derender.gateway.backends import Backend
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from derender.model import Model
 
 T = TypeVar("T")
+MANY = 4096
+"""Generated ids and logprobs. Each takes 1 to 5 µs to derender and to write; more of them leave the event loop."""
+
 Run = Callable[[Callable[[], T]], Awaitable[T]]
 
 
@@ -38,9 +42,11 @@ class Leg:
     """The request as the engine in `lease` gets it."""
 
     response: GenerateResponse | None = None
-    chunks: AsyncGenerator[GenerateChunk, None] | None = None
     started: float = 0.0
     """When its engine was asked, by `perf_counter`."""
+
+    failure: ApiError | None = None
+    """What is wrong with what its engine sent, where only derender sees it."""
 
     stopped: bool = False
     """Whether what the engine still has is of no use: stop strings ended all its choices."""
@@ -50,13 +56,14 @@ class Leg:
 class Context:
     """A request of the API and what became of it so far.
 
-    `run` does work that takes long: in a thread, or at once where the request is short. `headers` are told on to the
-    engine. `size`: bytes of the request's body.
+    `run` does work in a thread; None where there are none. `long`: whether the request itself takes long. `headers`
+    are told on to the engine.
     """
 
     model: Model
     request: ChatCompletionRequest | CompletionRequest
     run: Callable[[Callable[[], object]], Awaitable[object]] | None = None
+    long: bool = False
     request_id: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     started: float = field(default_factory=perf_counter)
@@ -78,6 +85,10 @@ class Context:
             return self.prompts[0].request_id
         return self.prompts[0].request_id.removesuffix("-0")
 
+    def left(self, total: float) -> float:
+        """Seconds of `total` that the request still has; 0 where its time is over."""
+        return max(0.0, self.started + total - perf_counter())
+
     @property
     def name(self) -> str:
         """The model's name as the client knows it."""
@@ -88,9 +99,17 @@ class Context:
         """Choices of each prompt."""
         return self.request.n or 1
 
-    async def work(self, function: Callable[[], T]) -> T:
-        """`function()`, in a thread where this request is a long one. Raises what it raises."""
-        if self.run is None:
+    @property
+    def weight(self) -> int:
+        """How much there is to tell of what was generated: ids, and logprobs."""
+        logprobs = self.prompts[0].sampling_params.logprobs
+        if not isinstance(logprobs, int):
+            return self.generated
+        return self.generated * (1 + (logprobs if logprobs >= 0 else MANY))
+
+    async def work(self, function: Callable[[], T], *, long: bool = False) -> T:
+        """`function()`, in a thread where this request is a long one, or the work is. Raises what it raises."""
+        if self.run is None or not (long or self.long):
             return function()
         return await self.run(function)  # type: ignore[return-value]
 

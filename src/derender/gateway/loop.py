@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from derender.engines.errors import EngineFailed
+from derender.engines.owned import Owned
 from derender.gateway.collect import collected, needs_watching
 from derender.gateway.context import Context, Leg
 from derender.gateway.meter import Meter, NoMeter
@@ -61,7 +62,7 @@ class Gateway:
             self.running -= 1
             raise
 
-    def ended(self) -> None:
+    async def ended(self) -> None:
         """Called once for each stream that had begun."""
         self.running -= 1
 
@@ -128,10 +129,9 @@ class Gateway:
 
         No token of it has come. Whoever transfers a cache has prepared one engine for it, so that is not repeated.
         """
-        assert leg.lease is not None
-        self.meter.failed(leg.lease.backend.name, type(error).__name__)
         transfers = leg.request.kv_transfer_params or leg.request.ec_transfer_params
-        if len(leg.tried) > self.settings.retries or transfers:
+        over = context.left(self.settings.total_seconds) == 0
+        if len(leg.tried) > self.settings.retries or transfers or over:
             raise error
         return error
 
@@ -140,9 +140,12 @@ class Gateway:
             raise Unavailable("the gateway has too many requests in work; try again later", retry_after=1)
         self.running += 1
 
-    async def _told(self, chunks: list[Chunk]) -> AsyncGenerator[Chunk, None]:
-        try:
-            for chunk in chunks:
-                yield chunk
-        finally:
-            self.ended()
+    def _told(self, chunks: list[Chunk]) -> AsyncGenerator[Chunk, None]:
+        async def told() -> AsyncGenerator[Chunk, None]:
+            try:
+                for chunk in chunks:
+                    yield chunk
+            finally:
+                await self.ended()
+
+        return Owned(told(), end=self.ended)

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from derender.engines.base import Capabilities
+from derender.protocol.chat import ChatCompletionRequest
+from derender.protocol.common import StructuredOutputs
+from derender.protocol.completions import CompletionRequest
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateRequest, SamplingParams
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
-def fitted(request: GenerateRequest, able: Capabilities, *, unguided: bool) -> GenerateRequest:
-    """`request` as an engine with these capabilities takes it. Raises `BadRequest` for what it cannot do.
+Asked = ChatCompletionRequest | CompletionRequest
+Untagged = Callable[[ChatCompletionRequest], "StructuredOutputs | None"]
 
-    `unguided`: a constraint on the output is left out where the engine knows none, instead of refused.
+
+def fitted(
+    request: GenerateRequest, able: Capabilities, *, asked: Asked, untagged: Untagged, unguided: bool
+) -> GenerateRequest:
+    """`request`, made of `asked`, as an engine with these capabilities takes it. Raises `BadRequest` for what it cannot
+    do.
+
+    `untagged` gives what stands for a structural tag where the engine knows none. `unguided`: a constraint that the
+    engine cannot apply is left out instead of refused.
     """
     params = request.sampling_params
     if params.stop and not able.stop_strings:
         raise _lacks("stop strings are left to the engine (--stop-strings engine), which sees no text", "stop")
     if _given(params.prompt_logprobs) and not able.prompt_logprobs:
+        if isinstance(asked, CompletionRequest) and asked.prompt_logprobs is None:
+            raise _lacks("with logprobs it needs those of the prompt, which the engine does not give", "echo")
         raise _lacks("the engine gives no logprobs of the prompt", "prompt_logprobs")
     if params.bad_words and not able.bad_words:
         raise _lacks("the engine sees no text, so it cannot keep words out of it", "bad_words")
@@ -31,7 +46,16 @@ def fitted(request: GenerateRequest, able: Capabilities, *, unguided: bool) -> G
         raise _lacks("the engine takes text only", "messages")
     if (request.kv_transfer_params or request.ec_transfer_params) and not able.kv_transfer:
         raise _lacks("the engine transfers no cache", "kv_transfer_params")
-    kind = _constraint(params)
+    constraint = None if params.structured_outputs is UNSET else params.structured_outputs
+    if (kind := _kind(constraint)) is None or kind in able.structured_outputs:
+        return request
+    if kind == "structural_tag" and isinstance(asked, ChatCompletionRequest):
+        try:
+            constraint = untagged(asked)
+        except BadRequest:
+            if not unguided:
+                raise
+    kind = _kind(constraint)
     if kind is not None and kind not in able.structured_outputs:
         if not unguided:
             raise _lacks(
@@ -39,8 +63,10 @@ def fitted(request: GenerateRequest, able: Capabilities, *, unguided: bool) -> G
                 "strict tools and a demanded tool call need",
                 "structured_outputs",
             )
-        return replace(request, sampling_params=replace(params, structured_outputs=UNSET))
-    return request
+        constraint = None
+    return replace(
+        request, sampling_params=replace(params, structured_outputs=UNSET if constraint is None else constraint)
+    )
 
 
 def choices_at_once(choices: int, able: Capabilities) -> int:
@@ -56,11 +82,10 @@ def split_choices(params: SamplingParams, *, first: int, count: int) -> Sampling
     return replace(params, n=count)
 
 
-def _constraint(params: SamplingParams) -> str | None:
-    asked = params.structured_outputs
-    if asked is UNSET or asked is None:
+def _kind(constraint: StructuredOutputs | None) -> str | None:
+    if constraint is None:
         return None
-    return next((kind for kind in _KINDS if getattr(asked, kind) not in (None, False)), None)
+    return next((kind for kind in _KINDS if getattr(constraint, kind) not in (None, False)), None)
 
 
 def _given(value: object) -> bool:

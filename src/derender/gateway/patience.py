@@ -60,11 +60,14 @@ class Patience:
             raise EngineTimeout(self._expired) from None
         finally:
             self._task = None
-        if word:
+        if word and not self._spoke:
             self._spoke, self._limit = True, self._between
+            self._arm(min(self._loop.time() + self._between, self._end))  # it was set for the first word
         return result
 
     def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_at(at, self._look)
 
     def _look(self) -> None:

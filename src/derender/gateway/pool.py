@@ -25,6 +25,9 @@ logger = logging.getLogger("derender.gateway")
 _START_SECONDS = 15.0
 """How long a start waits for the first probes; an engine that takes longer is watched on."""
 
+_ROLES: tuple[Role, ...] = ("any", "prefill", "decode")
+_TRIED_SECONDS = 1.0  # between two looks at whether an engine that is being probed is listed any more
+
 _BUSY_SECONDS = 2
 """`Retry-After` of what is refused because too much waits."""
 
@@ -99,8 +102,7 @@ class EnginePool:
         self._meter: Meter = NoMeter() if meter is None else meter
         self._one_model = len(set(models)) <= 1
         self._choosers = {
-            role: chooser(settings.policy, prefix_tokens=settings.prefix_tokens, rng=rng)
-            for role in ("any", "prefill", "decode")
+            role: chooser(settings.policy, prefix_tokens=settings.prefix_tokens, rng=rng) for role in _ROLES
         }
         self._numbers = itertools.count()
         self._backends: dict[EngineSpec, Backend] = {}
@@ -222,12 +224,30 @@ class EnginePool:
         """What all engines of a model that are up can do; of those that were, where none is. None: none is known."""
         known = [
             backend
-            for role in ("any", "prefill", "decode")
+            for role in _ROLES
             for backend in self._serving(model, role)
             if backend.probed
         ]  # fmt: skip
         engines = [backend for backend in known if backend.up] or known
         return meet(backend.engine.capabilities for backend in engines) if engines else None
+
+    async def known(self, model: str, /) -> Capabilities | None:
+        """The model's `capabilities`, waited for where its engines are just being probed for the first time: they may
+        have been listed a moment ago, in place of those before."""
+        while (able := self.capabilities(model)) is None:
+            untried = [
+                backend for role in _ROLES for backend in self._serving(model, role) if not backend.tried.is_set()
+            ]
+            if not untried or self._closed:
+                break
+            waits = [asyncio.ensure_future(backend.tried.wait()) for backend in untried]
+            try:
+                await asyncio.wait(waits, timeout=_TRIED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.wait(waits)
+        return able
 
     def splits(self, model: str, /) -> bool:
         """Whether the model has engines for prefill and engines for decode, up or not."""

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from derender.engines.base import Capabilities
 from derender.engines.errors import EngineFailed, EngineTimeout
-from derender.gateway.context import Context, Leg, engine_request_id
+from derender.engines.owned import Owned
+from derender.gateway.checks import AnswerCheck, check_response
+from derender.gateway.context import MANY, Context, Leg, engine_request_id
 from derender.gateway.needs import choices_at_once, fitted, split_choices
 from derender.gateway.patience import Patience
 from derender.gateway.settings import Role
@@ -35,6 +37,7 @@ from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateR
 if TYPE_CHECKING:
     from derender.gateway.backends import Backend
     from derender.gateway.loop import Gateway
+    from derender.gateway.pool import Lease
 
 PROMPT_TAIL = 256
 """Prompt ids that derender is given: it looks at this turn's beginning for the region that the output starts in."""
@@ -58,7 +61,7 @@ async def render(gateway: Gateway, context: Context) -> None:
     """The request as generate requests, fitted to what the engines can do. Raises `BadRequest` and its kin for all that
     is wrong with it, `Unavailable` where no engine is known: after this stage an error is an engine's."""
     began = perf_counter()
-    able = gateway.pool.capabilities(context.model.names[0])
+    able = await gateway.pool.known(context.model.names[0])
     context.prompts, context.legs = await context.work(lambda: _rendered(gateway, context, able))
     spent = perf_counter() - began
     context.spent["render"] = spent
@@ -78,7 +81,8 @@ def _rendered(gateway: Gateway, context: Context, able: Capabilities | None) -> 
         raise Unavailable(
             "no engine is up for this model", retry_after=max(1, ceil(gateway.settings.pool.probe_seconds))
         )
-    prompts = [fitted(one, able, unguided=gateway.settings.unguided) for one in prompts]
+    untagged, unguided = model.tool_constraints.untagged, gateway.settings.unguided
+    prompts = [fitted(one, able, asked=request, untagged=untagged, unguided=unguided) for one in prompts]
     choices = context.choices
     at_once = choices_at_once(choices, able)
     legs = [
@@ -171,18 +175,17 @@ async def prefill(gateway: Gateway, context: Context, leg: Leg) -> None:
     answered = False
     try:
         asked = _prefill_request(sent, name=backend.name_for(context.name))
-        with Patience(first=settings.first_seconds, between=1.0, total=settings.total_seconds) as patience:
+        total = context.left(settings.total_seconds)
+        with Patience(first=settings.first_seconds, between=1.0, total=total) as patience:
             answer = await patience.wait(backend.engine.generate(asked, headers=context.headers))
         if not answer.kv_transfer_params:
             raise EngineFailed("the prefill engine gave no transfer parameters")
         answered = True
     except ApiError as error:
         failure = error
-        if isinstance(error, EngineFailed):
-            gateway.meter.failed(backend.name, type(error).__name__)
         raise
     finally:
-        lease.release(failure, answered=answered)
+        _release(gateway, lease, failure, answered=answered)
     leg.sent = _with_transfer(sent, answer)
     spent = perf_counter() - began
     context.spent["prefill"] = context.spent.get("prefill", 0.0) + spent
@@ -227,11 +230,10 @@ async def generate(gateway: Gateway, context: Context, leg: Leg) -> None:
     failure: ApiError | None = None
     answered = True
     try:
-        with Patience(
-            first=settings.total_seconds, between=settings.total_seconds, total=settings.total_seconds
-        ) as patience:
+        total = context.left(settings.total_seconds)
+        with Patience(first=total, between=total, total=total) as patience:
             response = await patience.wait(backend.engine.generate(leg.sent, headers=context.headers))
-        check_response(leg, response)
+        check_response(context.model, leg, response)
         leg.response = response
     except asyncio.CancelledError:
         answered = False
@@ -241,17 +243,10 @@ async def generate(gateway: Gateway, context: Context, leg: Leg) -> None:
         failure = error
         raise
     finally:
-        leg.lease.release(failure, answered=answered)
+        _release(gateway, leg.lease, failure, answered=answered)
     spent = perf_counter() - leg.started
     context.spent["generate"] = max(context.spent.get("generate", 0.0), spent)
     gateway.meter.stage("generate", spent)
-
-
-def check_response(leg: Leg, response: GenerateResponse) -> None:
-    """Raises `EngineFailed` for an answer without just the choices that were asked for."""
-    indices = sorted(choice.index for choice in response.choices)
-    if indices != list(range(leg.choices)):
-        raise EngineFailed("the engine answered with other choices than were asked for")
 
 
 async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
@@ -271,7 +266,7 @@ async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator
     spent = perf_counter() - leg.started
     context.spent.setdefault("first_token", spent)
     gateway.meter.stage("first_token", spent)
-    return _with_first(first, chunks)
+    return Owned(_with_first(first, chunks), end=chunks.aclose)
 
 
 async def _with_first(
@@ -292,14 +287,13 @@ async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerat
     assert request is not None
     meter = gateway.meter
     failure: ApiError | None = None
-    order = _Order(leg)
+    check = AnswerCheck(context.model, leg)
     ended = False
     chunks: AsyncGenerator[GenerateChunk, None] | None = None
     try:
-        with Patience(
-            first=settings.first_seconds, between=settings.between_seconds, total=settings.total_seconds
-        ) as patience:
-            source = await patience.wait(lease.backend.engine.stream(request, headers=context.headers))
+        total = context.left(settings.total_seconds)
+        with Patience(first=settings.first_seconds, between=settings.between_seconds, total=total) as patience:
+            source = await patience.wait(lease.backend.engine.stream(request, headers=context.headers), word=False)
             chunks = source
             last = 0.0
             while True:
@@ -307,58 +301,36 @@ async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerat
                     chunk = await patience.wait(anext(source))
                 except StopAsyncIteration:
                     break
-                order.check(chunk)
+                for choice in chunk.choices:
+                    check.choice(choice)
                 now = perf_counter()
                 if last:
                     meter.stage("inter_token", now - last)
                 last = now
                 yield chunk
-        order.check_end()
+        check.end()
         ended = True
     except ApiError as error:
         failure = error
         raise
     finally:
-        if not ended and failure is None:
-            meter.aborted("stop" if leg.stopped else "client")
-        elif isinstance(failure, EngineTimeout):
+        failure = failure or leg.failure
+        if isinstance(failure, EngineTimeout):
             meter.aborted("timeout")
-        if chunks is not None:
-            with suppress(ApiError):
-                await chunks.aclose()
-        lease.release(failure, answered=ended or leg.stopped or failure is not None)
+        elif not ended:
+            meter.aborted("error" if failure is not None else "stop" if leg.stopped else "client")
+        try:
+            if chunks is not None:
+                with suppress(ApiError):
+                    await chunks.aclose()
+        finally:
+            _release(gateway, lease, failure, answered=ended or leg.stopped or failure is not None)
 
 
-class _Order:
-    """What the chunks of one engine must be: of choices that were asked for, none longer than asked for, none that goes
-    on after its end, and all with an end. Raises `EngineFailed` for what is otherwise."""
-
-    def __init__(self, leg: Leg) -> None:
-        assert leg.sent is not None
-        most = leg.sent.sampling_params.max_tokens
-        self._most = most if isinstance(most, int) else None
-        self._counts = [0] * leg.choices
-        self._open = set(range(leg.choices))
-
-    def check(self, chunk: GenerateChunk) -> None:
-        counts = self._counts
-        for choice in chunk.choices:
-            index = choice.index
-            if index >= len(counts):
-                raise EngineFailed("the engine sent a choice that was not asked for")
-            ids = choice.token_ids
-            if index not in self._open and (ids or choice.finish_reason is not None):
-                raise EngineFailed("the engine went on with a choice after its end")
-            if ids:
-                counts[index] += len(ids)
-                if self._most is not None and counts[index] > self._most:
-                    raise EngineFailed("the engine sent more tokens than were asked for")
-            if choice.finish_reason is not None:
-                self._open.discard(index)
-
-    def check_end(self) -> None:
-        if self._open:
-            raise EngineFailed("the engine ended its stream before the end of a choice")
+def _release(gateway: Gateway, lease: Lease, failure: ApiError | None, *, answered: bool) -> None:
+    if isinstance(failure, EngineFailed):
+        gateway.meter.failed(lease.backend.name, type(failure).__name__)
+    lease.release(failure, answered=answered)
 
 
 # ------------------------------------------------------------------------------------------------------ derender
@@ -372,7 +344,7 @@ async def derender(gateway: Gateway, context: Context) -> ChatCompletionResponse
     context.generated = generated
     gateway.meter.tokens(prompt=sum(len(one.token_ids) for one in context.prompts), generated=generated)
     try:
-        answer = await context.work(lambda: _derendered(context))
+        answer = await context.work(lambda: _derendered(context), long=context.weight > MANY)
     except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
         raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
     spent = perf_counter() - began

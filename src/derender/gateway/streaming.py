@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from derender.engines.errors import EngineFailed
+from derender.engines.owned import Owned
 from derender.gateway.context import Context
 from derender.gateway.stages import PROMPT_TAIL
 from derender.protocol.chat import (
@@ -95,10 +97,9 @@ class Streaming:
         except BaseException:
             await chunks.aclose()
             raise
-        return self._chunks(chunks)
+        return Owned(self._chunks(chunks), end=partial(self._end, chunks))
 
     async def _chunks(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> AsyncGenerator[Chunk, None]:
-        context, gateway = self._context, self._gateway
         try:
             for out in self._first:
                 yield out
@@ -112,8 +113,14 @@ class Streaming:
             if self._usage:
                 yield self._last(self._total())
         finally:
+            await self._end(chunks)
+
+    async def _end(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> None:
+        context, gateway = self._context, self._gateway
+        try:
             await chunks.aclose()
-            gateway.ended()
+        finally:
+            await gateway.ended()
             context.spent["derender"] = self._seconds
             context.generated = sum(stream.generated for stream in self._streams)
             gateway.meter.stage("derender", self._seconds)
@@ -150,7 +157,8 @@ class Streaming:
                 )
             )
         except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
-            raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
+            leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
+            raise leg.failure from error
         out = self._finished(out, stream, leg.prompt)
         self._seconds += perf_counter() - began
         return [out]

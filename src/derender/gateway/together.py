@@ -12,6 +12,10 @@ T = TypeVar("T")
 
 _HELD = 8  # items of one source that wait to be taken: what more it has waits at the source
 
+_AGAIN_SECONDS = 1.0
+"""After how long a task is cancelled again: a wait that ends just as it is cancelled may swallow that
+(python/cpython#86296)."""
+
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """The results, in order. The first error, or a cancellation, ends all the others before it is raised."""
@@ -81,8 +85,11 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Ends tasks, and waits for their end. What else they raised is known to nobody, and need not be."""
     for task in tasks:
         task.add_done_callback(_looked_at)
-        task.cancel()
-    await asyncio.wait(tasks)
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_SECONDS)
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:

@@ -16,6 +16,7 @@ from derender.formats.pairs import SUFFIXES
 from derender.formats.table import Calls, OutputFormat
 from derender.protocol.chat import ChatCompletionRequest, NamedToolChoice, Tool
 from derender.protocol.common import Json, StructuredOutputs
+from derender.protocol.errors import BadRequest
 from derender.rendering.answer_form import binding, form_of, readable
 from derender.rendering.family_tags import (
     Choice,
@@ -212,6 +213,26 @@ class ToolConstraints:
             return self._offered(request, self._grammar, asked) or self._wrapped(asked)
         return self._demanded(request, self._grammar)
 
+    def untagged(self, request: ChatCompletionRequest) -> StructuredOutputs | None:
+        """The same for an engine that knows no structural tags: demanded calls as JSON, which derender reads as well.
+
+        None where nothing need hold the output: a tag that only keeps the model to one call is done without, since
+        derender gives the first call alone. Raises BadRequest where nothing but a tag does what was asked for.
+        """
+        asked = constraint_of(request)
+        choice = request.effective_tool_choice
+        if not request.tools or choice is None or choice == "none" or (asked is not None and asked.structural_tag):
+            raise _needs_tags("the form of the answer")
+        if choice != "auto":
+            if self._json:
+                return json_tool_constraint(request)
+            raise _needs_tags("a demanded tool call")
+        if self._level != "auto" or any(tool.function.strict for tool in request.tools):
+            raise _needs_tags("strict tools")
+        if self._answer is not None and asked is not None:
+            raise _needs_tags("the form of the answer")
+        return asked
+
     def _wrapped(self, asked: StructuredOutputs | None) -> StructuredOutputs | None:
         """What was asked for, where the family's answer is one of several messages."""
         if asked is None or self._answer is None or (form := form_of(asked)) is None:
@@ -277,6 +298,10 @@ def _tag_name(ways: Sequence[Calls], has_token: Callable[[str], bool] | None) ->
         openers = ((way, marks.open) for way in told if (marks := way.section or way.call) is not None)
         told = [way for way, spellings in openers if any(map(has_token, spellings))] or told
     return (told[0].structural_tag or "") if told else ""
+
+
+def _needs_tags(what: str) -> BadRequest:
+    return BadRequest(f"{what} needs an engine that knows structural tags", param="structured_outputs")
 
 
 def _outputs(form: Json | None) -> StructuredOutputs | None:

@@ -93,7 +93,7 @@ class Events:
             delta = choice.delta
             if delta.role is not None:
                 role = _Choice(choice.index, _Delta(role=delta.role, content=""))
-                parts.append(self._event(chunk, [role]))
+                parts.append(self._event(chunk, [role], usage=_before(chunk.usage)))
             if (made := _choice(choice)) is not None:
                 choices.append(made)
         if choices or not chunk.choices or (chunk.usage is not None and not parts):
@@ -147,6 +147,11 @@ class Events:
             )
             + b"\n\n"
         )
+
+
+def _before(usage: Usage | None) -> Usage | None:
+    """The usage of a choice before its first token, where usage is told in each event."""
+    return None if usage is None else Usage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens)
 
 
 def _choice(choice: ChatStreamChoice) -> _Choice | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from derender.gateway.context import Context
+from derender.engines.owned import Owned
+from derender.gateway.context import MANY, Context
 from derender.gateway.loop import Gateway
 from derender.protocol.codec import check_containers, encode
 from derender.protocol.errors import ApiError, InvalidBody
-from derender.server.cost import MANY_IDS, brings_template, takes_long
+from derender.server.cost import brings_template, takes_long
 from derender.server.gateway_events import DONE, KEEPALIVE, Events
 from derender.server.messages import ClientLeft, Request, Response, Route, StreamResponse
 from derender.server.operations import decode_chat, decode_completion
@@ -94,14 +95,12 @@ class _Handler:
         model = self._registry.get(request.model)
         foreign = brings_template(request)
         long = foreign or size > INLINE_BYTES or takes_long(request)
-        run: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
-        if long:
-            run = partial(self._pool.run, size=size, foreign=foreign)
         request_id = http.header(b"x-request-id")
         return Context(
             model=model,
             request=request,
-            run=run,
+            run=partial(self._pool.run, size=size, foreign=foreign),
+            long=long,
             request_id=request_id.decode("latin-1") if request_id else None,
             headers=_told_on(http),
         )
@@ -113,9 +112,7 @@ class _Handler:
     async def _whole(self, http: Request, context: Context) -> Response:
         answer = await http.unless_left(self._gateway.answer(context))
         try:
-            if context.generated <= MANY_IDS:
-                return Response(encode(answer))
-            return Response(await self._pool.run(lambda: encode(answer), size=context.generated))
+            return Response(await context.work(lambda: encode(answer), long=context.weight > MANY))
         except RecursionError:  # what could just be decoded may stand deeper in the answer
             raise InvalidBody("body is nested too deeply", param="body") from None
 
@@ -128,18 +125,22 @@ class _Handler:
             await asyncio.wait(
                 (begins, left), timeout=self._gateway.settings.keepalive_seconds, return_when=asyncio.FIRST_COMPLETED
             )
-        except BaseException:
-            await _end(begins)
-            raise
-        finally:
             left.cancel()
             await asyncio.wait((left,))
-        if left.done() and not left.cancelled() and not begins.done():
+            if not left.cancelled():
+                raise ClientLeft
+            if begins.done():
+                begins.result()  # what is wrong is an answer of its own
+        except BaseException:
+            left.cancel()
             await _end(begins)
-            raise ClientLeft
-        if begins.done():
-            begins.result()  # what is wrong is an answer of its own
-        return StreamResponse(self._events(http, context, begins), end=DONE)
+            raise
+
+        async def unheard() -> None:
+            await _end(begins)
+            self._log(http, context, 499)
+
+        return StreamResponse(Owned(self._events(http, context, begins), end=unheard), end=DONE)
 
     async def _events(
         self, http: Request, context: Context, begins: asyncio.Future[AsyncGenerator[Chunk, None]]
@@ -168,17 +169,19 @@ class _Handler:
             status = error.status
             raise
         finally:
-            if chunks is not None:
-                await chunks.aclose()
-            else:
-                await _end(begins)
-            self._log(http, context, status)
+            try:
+                if chunks is not None:
+                    await chunks.aclose()
+                else:
+                    await _end(begins)
+            finally:
+                self._log(http, context, status)
 
 
 async def _end(begins: asyncio.Future[AsyncGenerator[Chunk, None]]) -> None:
     """Ends a stream that nobody waits for, whether it has begun or not."""
-    begins.cancel()
-    await asyncio.wait((begins,))
+    if begins.cancel():
+        await asyncio.wait((begins,))
     if not begins.cancelled() and begins.exception() is None:
         await begins.result().aclose()
 

@@ -35,7 +35,7 @@ _decode_abort = Decoder(AbortRequest)
 
 
 def _decode_large(body: bytes) -> GenerateRequest:
-    check_containers(body)
+    check_containers(body, answer=True)  # a prompt's offsets are as many lists as an answer's logprobs
     return _decode(body)
 
 

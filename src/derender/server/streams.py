@@ -98,7 +98,7 @@ async def _work(function: Callable[[bytes], T], record: bytes, pool: WorkPool, *
     """
 
     def run() -> T:
-        check_containers(record)
+        check_containers(record, answer=True)
         try:
             return function(record)
         except RecursionError:  # what could just be decoded may stand deeper in the answer
