@@ -68,6 +68,9 @@ def _own(
     probe_interval: Annotated[float, _limits(min=0.1, help="Seconds between two looks at an engine's health.")] = 5,
     engine_failures: Annotated[int, _limits(min=1, help="Failures in a row after which an engine is down.")] = 3,
     engine_cooldown: Annotated[float, _limits(min=0.1, help="Seconds until one that is down is tried again.")] = 10,
+    otlp_traces_endpoint: Annotated[
+        str | None, _limits(metavar="URL", help="Where traces go, as OTLP over HTTP; needs the extra otel.")
+    ] = None,
     log_prompts: Annotated[bool, _limits("--log-prompts", help="Write what was asked into the access log.")] = False,
 ) -> None:
     """The options that only the gateway has."""
@@ -91,6 +94,7 @@ def gateway(**given: Any) -> None:
         engines_file=str(given["engines_file"]) if given["engines_file"] else None,
         access_log=given["access_log"],
         log_prompts=given["log_prompts"],
+        traces_endpoint=_traces(given["otlp_traces_endpoint"]),
         embedded_slots=given["engine_parallel"],
     )
     settings = replace(settings, build=partial(build_gateway_app, gateway=made))
@@ -130,6 +134,18 @@ def _specs(given: dict[str, Any], served: Sequence[tuple[str, ModelSettings]]) -
             )
         specs.append(EngineSpec(url=f"embedded:{path}", models=model.served_model_names or (path,)))
     return tuple(specs)
+
+
+def _traces(endpoint: str | None) -> str | None:
+    """The address for traces. Raises `typer.BadParameter` where nothing is there to write them."""
+    if endpoint is not None:
+        from derender.server.tracing import TracingUnavailable, check_packages
+
+        try:
+            check_packages()
+        except TracingUnavailable as error:
+            raise typer.BadParameter(str(error), param_hint="--otlp-traces-endpoint") from None
+    return endpoint
 
 
 def _check_file(path: Path | None) -> None:

@@ -97,7 +97,11 @@ class Gate:
 
 @contextlib.asynccontextmanager
 async def gate(
-    *engines: FaultyEngine, pool: PoolSettings = STEADY, roles: Sequence[Role] = (), **settings: Any
+    *engines: FaultyEngine,
+    pool: PoolSettings = STEADY,
+    roles: Sequence[Role] = (),
+    told: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Gate]:
     """A gateway in front of engines. At its end nothing of it may be left: no task, no lease, no socket."""
     tasks, sockets = asyncio.all_tasks(), _sockets()
@@ -120,7 +124,7 @@ async def gate(
         settings=AppSettings(docs=False),
         metrics=metrics,
         pool=work,
-        more_routes=gateway_routes(registry(), gateway, pool=work),
+        more_routes=gateway_routes(registry(), gateway, pool=work, **(told or {})),
     )
     await made.start()
     one = Gate(app, gateway, metrics._registry)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
+async def _at_once(item: T) -> T:
+    return item
+
+
 class Owned(AsyncGenerator[T, None]):
     """`items`, which end what they own when they are over or closed. Where they are closed before anybody has begun to
     take them, `end` is called instead: nothing of a generator that never began runs, not even its `finally`.
+
+    `first`: items that go before them, which have been taken from them already.
     """
 
-    __slots__ = ("_begun", "_end", "_items")
+    __slots__ = ("_begun", "_end", "_first", "_items")
 
-    def __init__(self, items: AsyncGenerator[T, None], *, end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, items: AsyncGenerator[T, None], *, end: Callable[[], Awaitable[None]], first: Sequence[T] = ()
+    ) -> None:
         self._items = items
         self._end = end
+        self._first = deque(first)
         self._begun = False
 
     def __aiter__(self) -> Owned[T]:
@@ -25,11 +35,12 @@ class Owned(AsyncGenerator[T, None]):
 
     def __anext__(self) -> Any:
         self._begun = True
+        if self._first:
+            return _at_once(self._first.popleft())
         return self._items.__anext__()
 
     def asend(self, value: None, /) -> Any:
-        self._begun = True
-        return self._items.asend(value)
+        return self.__anext__()
 
     def athrow(self, *error: Any) -> Any:
         self._begun = True
@@ -37,6 +48,7 @@ class Owned(AsyncGenerator[T, None]):
 
     async def aclose(self) -> None:
         begun, self._begun = self._begun, True
+        self._first.clear()
         try:
             await self._items.aclose()
         finally:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.completions import CompletionRequest
@@ -23,6 +23,13 @@ MANY = 4096
 """Generated ids and logprobs. Each takes 1 to 5 µs to derender and to write; more of them leave the event loop."""
 
 Run = Callable[[Callable[[], T]], Awaitable[T]]
+
+
+class Span(Protocol):
+    """What traces a request."""
+
+    def end(self, context: Context, status: int, /) -> None:
+        """The request has ended."""
 
 
 @dataclass
@@ -72,7 +79,13 @@ class Context:
 
     legs: list[Leg] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
+    """Seconds by stage; of stages that ran side by side, of all together."""
+
+    marks: list[tuple[str, float, float]] = field(default_factory=list)
+    """Stages with their begin and end, by `perf_counter`, in the order of their ends."""
+
+    span: Span | None = None
+    """What traces the request, where it is traced."""
 
     generated: int = 0
     retries: int = 0
@@ -84,6 +97,13 @@ class Context:
         if len(self.prompts) == 1:
             return self.prompts[0].request_id
         return self.prompts[0].request_id.removesuffix("-0")
+
+    def took(self, stage: str, began: float) -> float:
+        """Seconds that a stage took which began then and ends now; they are remembered."""
+        now = perf_counter()
+        self.spent[stage] = self.spent.get(stage, 0.0) + now - began
+        self.marks.append((stage, began, now))
+        return now - began
 
     def left(self, total: float) -> float:
         """Seconds of `total` that the request still has; 0 where its time is over."""

@@ -63,9 +63,7 @@ async def render(gateway: Gateway, context: Context) -> None:
     began = perf_counter()
     able = await gateway.pool.known(context.model.names[0])
     context.prompts, context.legs = await context.work(lambda: _rendered(gateway, context, able))
-    spent = perf_counter() - began
-    context.spent["render"] = spent
-    gateway.meter.stage("render", spent)
+    gateway.meter.stage("render", context.took("render", began))
 
 
 def _rendered(gateway: Gateway, context: Context, able: Capabilities | None) -> tuple[list[GenerateRequest], list[Leg]]:
@@ -113,9 +111,7 @@ async def select(gateway: Gateway, context: Context, leg: Leg) -> None:
     backend = leg.lease.backend
     leg.tried.append(backend)
     context.engines.append(backend.name)
-    spent = perf_counter() - began
-    context.spent["queue"] = context.spent.get("queue", 0.0) + spent
-    gateway.meter.stage("queue", spent)
+    gateway.meter.stage("queue", context.took("queue", began))
     try:
         leg.sent = _for_engine(context, leg, backend)
     except BaseException:
@@ -187,9 +183,7 @@ async def prefill(gateway: Gateway, context: Context, leg: Leg) -> None:
     finally:
         _release(gateway, lease, failure, answered=answered)
     leg.sent = _with_transfer(sent, answer)
-    spent = perf_counter() - began
-    context.spent["prefill"] = context.spent.get("prefill", 0.0) + spent
-    gateway.meter.stage("prefill", spent)
+    gateway.meter.stage("prefill", context.took("prefill", began))
 
 
 def _prefill_request(request: GenerateRequest, *, name: str | None) -> GenerateRequest:
@@ -244,9 +238,7 @@ async def generate(gateway: Gateway, context: Context, leg: Leg) -> None:
         raise
     finally:
         _release(gateway, leg.lease, failure, answered=answered)
-    spent = perf_counter() - leg.started
-    context.spent["generate"] = max(context.spent.get("generate", 0.0), spent)
-    gateway.meter.stage("generate", spent)
+    gateway.meter.stage("generate", context.took("generate", leg.started))
 
 
 async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
@@ -263,21 +255,12 @@ async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator
         first = await anext(chunks)
     except StopAsyncIteration:
         raise EngineFailed("the engine ended its stream before it began") from None
-    spent = perf_counter() - leg.started
-    context.spent.setdefault("first_token", spent)
-    gateway.meter.stage("first_token", spent)
-    return Owned(_with_first(first, chunks), end=chunks.aclose)
+    gateway.meter.stage("first_token", context.took("first_token", leg.started))
+    return Owned(chunks, end=_nothing, first=(first,))
 
 
-async def _with_first(
-    first: GenerateChunk, rest: AsyncGenerator[GenerateChunk, None]
-) -> AsyncGenerator[GenerateChunk, None]:
-    try:
-        yield first
-        async for chunk in rest:
-            yield chunk
-    finally:
-        await rest.aclose()
+async def _nothing() -> None:
+    """The chunks have begun: closing them ends what they own."""
 
 
 async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerator[GenerateChunk, None]:
@@ -347,9 +330,7 @@ async def derender(gateway: Gateway, context: Context) -> ChatCompletionResponse
         answer = await context.work(lambda: _derendered(context), long=context.weight > MANY)
     except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
         raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
-    spent = perf_counter() - began
-    context.spent["derender"] = spent
-    gateway.meter.stage("derender", spent)
+    gateway.meter.stage("derender", context.took("derender", began))
     return answer
 
 

@@ -58,6 +58,7 @@ class Streaming:
         self._created = int(time())
         self._cached: list[Usage | None] = [None] * len(context.prompts)
         self._seconds = 0.0
+        self._begun = 0.0
         self._first: list[Chunk] = []
         options = context.request.stream_options
         self._usage = options is not None and bool(options.include_usage)
@@ -93,6 +94,7 @@ class Streaming:
         """The answer's chunks, the first of which has been made when this returns. Raises `EngineFailed`."""
         try:
             leg, chunk = await anext(chunks)
+            self._begun = perf_counter()
             self._first = self._push(leg, chunk)
         except BaseException:
             await chunks.aclose()
@@ -122,6 +124,8 @@ class Streaming:
         finally:
             await gateway.ended()
             context.spent["derender"] = self._seconds
+            if self._begun:
+                context.marks.append(("stream", self._begun, perf_counter()))
             context.generated = sum(stream.generated for stream in self._streams)
             gateway.meter.stage("derender", self._seconds)
             gateway.meter.tokens(prompt=sum(len(one.token_ids) for one in context.prompts), generated=context.generated)

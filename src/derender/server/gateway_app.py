@@ -20,6 +20,7 @@ from derender.server.gateway_metrics import GatewayMetrics
 from derender.server.gateway_routes import gateway_routes
 from derender.server.http import App
 from derender.server.pool import WorkPool
+from derender.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
@@ -39,12 +40,13 @@ class GatewayAppSettings:
     embedded_slots: int = 8
     access_log: bool = False
     log_prompts: bool = False
+    traces_endpoint: str | None = None
 
 
 def build_gateway_app(registry: ModelRegistry, *, settings: AppSettings, gateway: GatewayAppSettings) -> App:
     """The application that serves `registry` through engines.
 
-    Raises `ModelLoadError` for an embedded engine that cannot be loaded, `EnginesFileError`.
+    Raises `ModelLoadError` for an embedded engine that cannot be loaded, `EnginesFileError`, `TracingUnavailable`.
     """
     metrics = GatewayMetrics()
     file = gateway.engines_file
@@ -60,6 +62,7 @@ def build_gateway_app(registry: ModelRegistry, *, settings: AppSettings, gateway
     if gateway.access_log:
         open_access_log()
         log = AccessLog(prompts=gateway.log_prompts)
+    tracing = Tracing(endpoint=gateway.traces_endpoint) if gateway.traces_endpoint else None
     pool = WorkPool()
     loop = Gateway(engines, settings=gateway.gateway, meter=metrics)
     watching: list[asyncio.Task[None]] = []
@@ -77,13 +80,15 @@ def build_gateway_app(registry: ModelRegistry, *, settings: AppSettings, gateway
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await engines.aclose()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app = build_app(
         registry,
         settings=settings,
         metrics=metrics,
         pool=pool,
-        more_routes=gateway_routes(registry, loop, pool=pool, log=log),
+        more_routes=gateway_routes(registry, loop, pool=pool, log=log, tracing=tracing),
         on_startup=(start,),
         on_shutdown=(end,),
     )

@@ -22,6 +22,7 @@ from derender.server.pool import INLINE_BYTES, WorkPool
 if TYPE_CHECKING:
     from derender.gateway.streaming import Chunk
     from derender.registry import ModelRegistry
+    from derender.server.tracing import Tracing
 
 Decode = Callable[[bytes], Any]
 PATHS: Mapping[str, Decode] = {"/v1/chat/completions": decode_chat, "/v1/completions": decode_completion}
@@ -31,13 +32,21 @@ _TOLD_ON = (b"traceparent", b"tracestate", b"baggage", b"x-data-parallel-rank")
 aborted, before the body's, and an id of a client's own may come with several requests at once."""
 
 _MAX_HEADER = 4096
+_TURN = 8  # chunks of one stream until others have their turn
 Log = Callable[[Request, Context, int], None]
 
 
-def gateway_routes(registry: ModelRegistry, gateway: Gateway, *, pool: WorkPool, log: Log | None = None) -> list[Route]:
+def gateway_routes(
+    registry: ModelRegistry,
+    gateway: Gateway,
+    *,
+    pool: WorkPool,
+    log: Log | None = None,
+    tracing: Tracing | None = None,
+) -> list[Route]:
     """The routes of the API. `log` is told of each request when it has ended, with its status."""
     routes = [
-        Route("POST", path, _Handler(decode, registry, gateway, pool, log), json_body=True)
+        Route("POST", path, _Handler(decode, registry, gateway, pool, log, tracing), json_body=True)
         for path, decode in PATHS.items()
     ]
 
@@ -58,12 +67,14 @@ class _Handler:
         gateway: Gateway,
         pool: WorkPool,
         log: Log | None,
+        tracing: Tracing | None,
     ) -> None:
         self._decode = decode
         self._registry = registry
         self._gateway = gateway
         self._pool = pool
-        self._log = log or _no_log
+        self._log = log
+        self._tracing = tracing
 
     async def __call__(self, http: Request) -> Response | StreamResponse:
         context = await self._context(http)
@@ -81,7 +92,7 @@ class _Handler:
             raise
         finally:
             if not streams:
-                self._log(http, context, status)
+                self._ended(http, context, status)
         return answer
 
     async def _context(self, http: Request) -> Context:
@@ -96,7 +107,7 @@ class _Handler:
         foreign = brings_template(request)
         long = foreign or size > INLINE_BYTES or takes_long(request)
         request_id = http.header(b"x-request-id")
-        return Context(
+        context = Context(
             model=model,
             request=request,
             run=partial(self._pool.run, size=size, foreign=foreign),
@@ -104,6 +115,16 @@ class _Handler:
             request_id=request_id.decode("latin-1") if request_id else None,
             headers=_told_on(http),
         )
+        if self._tracing is not None:
+            context.span = span = self._tracing.begin(http.path, context.headers)
+            context.headers = span.headers
+        return context
+
+    def _ended(self, http: Request, context: Context, status: int) -> None:
+        if self._log is not None:
+            self._log(http, context, status)
+        if context.span is not None:
+            context.span.end(context, status)
 
     def _decode_large(self, body: bytes) -> Any:
         check_containers(body)
@@ -138,7 +159,7 @@ class _Handler:
 
         async def unheard() -> None:
             await _end(begins)
-            self._log(http, context, 499)
+            self._ended(http, context, 499)
 
         return StreamResponse(Owned(self._events(http, context, begins), end=unheard), end=DONE)
 
@@ -156,7 +177,11 @@ class _Handler:
                 await asyncio.wait((begins,), timeout=patience)
             chunks = begins.result()
             told = monotonic()
+            number = 0
             async for chunk in chunks:
+                number += 1
+                if not number % _TURN:  # chunks that are there already are taken without a wait, and others wait
+                    await asyncio.sleep(0)
                 if event := events.of(chunk):
                     yield event
                     told = monotonic()
@@ -175,7 +200,7 @@ class _Handler:
                 else:
                     await _end(begins)
             finally:
-                self._log(http, context, status)
+                self._ended(http, context, status)
 
 
 async def _end(begins: asyncio.Future[AsyncGenerator[Chunk, None]]) -> None:
@@ -193,7 +218,3 @@ def _told_on(http: Request) -> dict[str, str]:
         if value is not None and len(value) <= _MAX_HEADER and value.isascii():
             found[name.decode()] = value.decode("ascii")
     return found
-
-
-def _no_log(http: Request, context: Context, status: int) -> None:
-    """Nobody wants to know."""
