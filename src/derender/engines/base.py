@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from derender.engines.owned import Owned
 from derender.protocol.generate import GenerateChunk, GenerateRequest, GenerateResponse
 
 
@@ -49,6 +50,26 @@ class EngineModel:
 
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+async def batches(
+    engine: Engine, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS
+) -> AsyncGenerator[list[GenerateChunk], None]:
+    """The answer as it comes (`Engine.stream`), chunks that came together in one list where the engine tells it."""
+    own = getattr(engine, "batches", None)
+    if own is not None:
+        several: AsyncGenerator[list[GenerateChunk], None] = await own(request, headers=headers)
+        return several
+    chunks = await engine.stream(request, headers=headers)
+    return Owned(_alone(chunks), end=chunks.aclose)
+
+
+async def _alone(chunks: AsyncGenerator[GenerateChunk, None]) -> AsyncGenerator[list[GenerateChunk], None]:
+    try:
+        async for chunk in chunks:
+            yield [chunk]
+    finally:
+        await chunks.aclose()
 
 
 class Engine(Protocol):

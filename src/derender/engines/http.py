@@ -28,6 +28,9 @@ _END_SECONDS = 1.0
 """How long the end of a body may take to come after the last record."""
 
 _ERROR_BYTES = 65536
+TOGETHER = 8
+"""Records that are worked on in one go where they came together; then others have their turn."""
+
 _OVERLOADED = (429, 503)
 _OURS = (401, 403, 404, 405, 407, 415, 426)
 """Refusals that are about how this server asks, not about what its client asked for."""
@@ -88,6 +91,7 @@ class EngineHttp:
 
     async def get(self, path: str, *, seconds: float) -> bytes:
         """The body of a GET that has to end in time. Raises `EngineFailed`, `EngineRefused`."""
+
         async def got() -> bytes:
             async with self._asked("GET", path, None, NO_HEADERS) as answer:
                 return await self._body(answer)
@@ -105,8 +109,9 @@ class EngineHttp:
 
     async def events(
         self, path: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS
-    ) -> AsyncGenerator[bytes, None]:
-        """The records of a streamed answer to a POST, once its head has come.
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The records of a streamed answer to a POST, once its head has come: those that came together in one list, of
+        at most `TOGETHER`.
 
         Raises `EngineFailed`, `EngineRefused`: when awaited, and through the iterator. Closing it closes the connection
         unless the answer has come to its end.
@@ -119,17 +124,19 @@ class EngineHttp:
         end = partial(self._end, asked, answer, whole=False)
         return Owned(self._records(asked, answer), end=end)
 
-    async def _records(self, asked: Any, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def _records(self, asked: Any, answer: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes], None]:
         reader = RecordReader(max_bytes=self._max_record_bytes)
         whole = done = False
         try:
             async for data in answer.content.iter_any():
-                for record in reader.push(data):
-                    done = record == DONE
-                    yield record
+                records = reader.push(data)
+                for start in range(0, len(records), TOGETHER):
+                    some = records[start : start + TOGETHER]
+                    done = some[-1] == DONE
+                    yield some
             whole = True
             if last := reader.finish():
-                yield last
+                yield [last]
         except RecordTooLarge:
             raise EngineFailed(f"{self.name} sent an event of over {self._max_record_bytes} bytes") from None
         except (aiohttp.ClientError, OSError) as error:

@@ -54,3 +54,17 @@ class Owned(AsyncGenerator[T, None]):
         finally:
             if not begun:
                 await self._end()
+
+
+def one_by_one(several: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, None]:
+    """The items of lists, which it ends."""
+    return Owned(_one_by_one(several), end=several.aclose)
+
+
+async def _one_by_one(several: AsyncGenerator[list[T], None]) -> AsyncGenerator[T, None]:
+    try:
+        async for items in several:
+            for item in items:
+                yield item
+    finally:
+        await several.aclose()

@@ -25,7 +25,7 @@ from msgspec import UNSET
 from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineModel
 from derender.engines.errors import EngineFailed, EngineRefused
 from derender.engines.http import EngineHttp, failure_of
-from derender.engines.owned import Owned
+from derender.engines.owned import Owned, one_by_one
 from derender.engines.sglang_answer import Answer, Output, decode, prompt_logprobs
 from derender.engines.sglang_body import body
 from derender.protocol.codec import encode
@@ -160,7 +160,7 @@ class SglangEngine:
     ) -> AsyncGenerator[GenerateChunk, None]:
         rid, asked, output = self._asked(request, stream=True)
         try:
-            records = await self.http.events(GENERATE, asked, headers=headers)
+            records = one_by_one(await self.http.events(GENERATE, asked, headers=headers))
             # The head comes at once; whether the request is refused, its first event says.
             first = await anext(records, DONE)
         except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_fields
 from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineModel
 from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
 from derender.engines.http import EngineHttp, failure_of
-from derender.engines.owned import Owned
+from derender.engines.owned import Owned, one_by_one
 from derender.protocol.codec import Decoder, encode
 from derender.protocol.common import StreamOptions, StructuredOutputs
 from derender.protocol.errors import ApiError, InvalidBody, Unavailable
@@ -133,6 +133,12 @@ class VllmEngine:
     async def stream(
         self, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS
     ) -> AsyncGenerator[GenerateChunk, None]:
+        return one_by_one(await self.batches(request, headers=headers))
+
+    async def batches(
+        self, request: GenerateRequest, *, headers: Mapping[str, str] = NO_HEADERS
+    ) -> AsyncGenerator[list[GenerateChunk], None]:
+        """As `stream`, with the chunks that came together in one list."""
         body = _body(request, stream=True)
         try:
             records = await self.http.events(GENERATE, body, headers=headers)
@@ -147,29 +153,38 @@ class VllmEngine:
         return Owned(self._chunks(request, records), end=end)
 
     async def _chunks(
-        self, request: GenerateRequest, records: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[GenerateChunk, None]:
+        self, request: GenerateRequest, several: AsyncGenerator[list[bytes], None]
+    ) -> AsyncGenerator[list[GenerateChunk], None]:
         name = ""
         ended = False
+        failed: ApiError | None = None
         try:
-            async for record in records:
-                if record == DONE:
-                    ended = True
+            async for records in several:
+                chunks: list[GenerateChunk] = []
+                for record in records:
+                    if record == DONE:
+                        ended = True
+                        break
+                    try:
+                        large = len(record) > _INLINE_BYTES
+                        chunk = await asyncio.to_thread(_chunk, record) if large else _chunk(record)
+                    except InvalidBody as error:
+                        # There is nothing to abort where the engine says that it failed.
+                        ended = (told := _told(record)) is not None
+                        failed = failure_of(told, name=self.http.name) if ended else self._garbage(error)
+                        break
+                    name = name or chunk.request_id
+                    chunks.append(chunk)
+                if chunks:
+                    yield chunks
+                if failed is not None:
+                    raise failed
+                if ended:
                     return
-                try:
-                    chunk = _chunk(record) if len(record) <= _INLINE_BYTES else await asyncio.to_thread(_chunk, record)
-                except InvalidBody as error:
-                    ended = True  # there is nothing to abort where the engine says that it failed
-                    if (told := _told(record)) is not None:
-                        raise failure_of(told, name=self.http.name) from None
-                    ended = False
-                    raise self._garbage(error) from None
-                name = name or chunk.request_id
-                yield chunk
             raise EngineFailed(f"{self.http.name} ended its stream before the end")
         finally:
             try:
-                await records.aclose()
+                await several.aclose()
             finally:
                 if not ended:
                     self._abort_soon(name or PREFIX + request.request_id)

@@ -66,7 +66,7 @@ class _Choice:
         )
 
 
-async def collected(context: Context, leg: Leg, chunks: AsyncGenerator[GenerateChunk, None]) -> GenerateResponse:
+async def collected(context: Context, leg: Leg, several: AsyncGenerator[list[GenerateChunk], None]) -> GenerateResponse:
     """The leg's whole answer. Derender finds the same stop strings in it again, and cuts its text there.
 
     Raises `EngineFailed`.
@@ -88,20 +88,21 @@ async def collected(context: Context, leg: Leg, chunks: AsyncGenerator[GenerateC
     usage: Usage | None = None
     identity = context.identity
     try:
-        async for chunk in chunks:
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                choices[choice.index].push(choice)
-            try:
-                watch.push(GenerateChunk(request_id=identity, choices=chunk.choices))
-            except BadRequest as error:
-                leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
-                raise leg.failure from error
+        async for chunks in several:
+            for chunk in chunks:
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    choices[choice.index].push(choice)
+                try:
+                    watch.push(GenerateChunk(request_id=identity, choices=chunk.choices))
+                except BadRequest as error:
+                    leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
+                    raise leg.failure from error
             if watch.cut and watch.ended(leg.choices):
                 leg.stopped = True
                 break
     finally:
-        await chunks.aclose()
+        await several.aclose()
     return GenerateResponse(
         request_id=identity, usage=usage, choices=[choice.whole(index) for index, choice in enumerate(choices)]
     )

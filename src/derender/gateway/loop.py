@@ -43,9 +43,9 @@ class Gateway:
         finally:
             self.running -= 1
 
-    async def stream(self, context: Context) -> AsyncGenerator[Chunk, None]:
-        """The chunks of the answer. What is wrong before an engine's first token is raised when this is awaited; after
-        that by the iterator, whose closing ends the work at the engines."""
+    async def stream(self, context: Context) -> AsyncGenerator[list[Chunk], None]:
+        """The chunks of the answer, those that were made together in one list. What is wrong before an engine's first
+        token is raised when this is awaited; after that by the iterator, whose closing ends the work at the engines."""
         self._admit()
         try:
             await render(self, context)
@@ -83,7 +83,7 @@ class Gateway:
             except EngineFailed as error:
                 failed = self._again(context, leg, error)
 
-    async def _begun(self, context: Context, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
+    async def _begun(self, context: Context, leg: Leg) -> AsyncGenerator[list[GenerateChunk], None]:
         """A leg's stream, its first chunk there."""
         failed: EngineFailed | None = None
         while True:
@@ -94,14 +94,14 @@ class Gateway:
             except EngineFailed as error:
                 failed = self._again(context, leg, error)
 
-    async def _begins(self, context: Context, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
+    async def _begins(self, context: Context, leg: Leg) -> AsyncGenerator[list[GenerateChunk], None]:
         """The same as a stream that has yet to begin, for one leg of several."""
-        chunks = await self._begun(context, leg)
+        several = await self._begun(context, leg)
         try:
-            async for chunk in chunks:
-                yield chunk
+            async for chunks in several:
+                yield chunks
         finally:
-            await chunks.aclose()
+            await several.aclose()
 
     async def _selected(self, context: Context, leg: Leg, failed: EngineFailed | None) -> None:
         """The select stage. `failed`: what went wrong at the engine before, told where there is no other."""
@@ -140,11 +140,10 @@ class Gateway:
             raise Unavailable("the gateway has too many requests in work; try again later", retry_after=1)
         self.running += 1
 
-    def _told(self, chunks: list[Chunk]) -> AsyncGenerator[Chunk, None]:
-        async def told() -> AsyncGenerator[Chunk, None]:
+    def _told(self, chunks: list[Chunk]) -> AsyncGenerator[list[Chunk], None]:
+        async def told() -> AsyncGenerator[list[Chunk], None]:
             try:
-                for chunk in chunks:
-                    yield chunk
+                yield chunks
             finally:
                 await self.ended()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from derender.engines.base import Capabilities
+from derender.engines.base import Capabilities, batches
 from derender.engines.errors import EngineFailed, EngineTimeout
 from derender.engines.owned import Owned
 from derender.gateway.checks import AnswerCheck, check_response
@@ -241,8 +241,9 @@ async def generate(gateway: Gateway, context: Context, leg: Leg) -> None:
     gateway.meter.stage("generate", context.took("generate", leg.started))
 
 
-async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
-    """The engine's chunks, from the first one on, which has come when this returns.
+async def stream(gateway: Gateway, context: Context, leg: Leg) -> AsyncGenerator[list[GenerateChunk], None]:
+    """The engine's chunks, those that came together in one list, from the first one on, which has come when this
+    returns.
 
     Its failures before that are raised here, and the request may go to another engine. Closing the iterator, and any
     error in it, ends the work at the engine and frees the lease.
@@ -263,7 +264,7 @@ async def _nothing() -> None:
     """The chunks have begun: closing them ends what they own."""
 
 
-async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerator[list[GenerateChunk], None]:
     """The chunks of one engine, each in its time and in order; with them the engine's lease."""
     lease, request, settings = leg.lease, leg.sent, gateway.settings
     assert lease is not None
@@ -272,25 +273,27 @@ async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerat
     failure: ApiError | None = None
     check = AnswerCheck(context.model, leg)
     ended = False
-    chunks: AsyncGenerator[GenerateChunk, None] | None = None
+    several: AsyncGenerator[list[GenerateChunk], None] | None = None
     try:
         total = context.left(settings.total_seconds)
         with Patience(first=settings.first_seconds, between=settings.between_seconds, total=total) as patience:
-            source = await patience.wait(lease.backend.engine.stream(request, headers=context.headers), word=False)
-            chunks = source
+            asked = batches(lease.backend.engine, request, headers=context.headers)
+            source = await patience.wait(asked, word=False)
+            several = source
             last = 0.0
             while True:
                 try:
-                    chunk = await patience.wait(anext(source))
+                    chunks = await patience.wait(anext(source))
                 except StopAsyncIteration:
                     break
-                for choice in chunk.choices:
-                    check.choice(choice)
+                for chunk in chunks:
+                    for choice in chunk.choices:
+                        check.choice(choice)
                 now = perf_counter()
                 if last:
                     meter.stage("inter_token", now - last)
                 last = now
-                yield chunk
+                yield chunks
         check.end()
         ended = True
     except ApiError as error:
@@ -303,9 +306,9 @@ async def _watched(gateway: Gateway, leg: Leg, context: Context) -> AsyncGenerat
         elif not ended:
             meter.aborted("error" if failure is not None else "stop" if leg.stopped else "client")
         try:
-            if chunks is not None:
+            if several is not None:
                 with suppress(ApiError):
-                    await chunks.aclose()
+                    await several.aclose()
         finally:
             _release(gateway, lease, failure, answered=ended or leg.stopped or failure is not None)
 

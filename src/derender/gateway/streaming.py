@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from derender.engines.errors import EngineFailed
 from derender.engines.owned import Owned
-from derender.gateway.context import Context
+from derender.gateway.context import Context, Leg
 from derender.gateway.stages import PROMPT_TAIL
 from derender.protocol.chat import (
     ChatCompletionChunk,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from derender.gateway.loop import Gateway
 
 Chunk = ChatCompletionChunk | CompletionChunk
+Arriving = AsyncGenerator[tuple[int, list[GenerateChunk]], None]
+"""Chunks of engines as they come, with the numbers of their legs."""
 
 
 def tells_more_when_whole(request: ChatCompletionRequest | CompletionRequest) -> bool:
@@ -60,6 +62,7 @@ class Streaming:
         self._seconds = 0.0
         self._begun = 0.0
         self._first: list[Chunk] = []
+        self._over = False
         options = context.request.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._continuous = self._usage and options is not None and bool(options.continuous_usage_stats)
@@ -90,37 +93,38 @@ class Streaming:
             )
         )
 
-    async def begun(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> AsyncGenerator[Chunk, None]:
-        """The answer's chunks, the first of which has been made when this returns. Raises `EngineFailed`."""
+    async def begun(self, several: Arriving) -> AsyncGenerator[list[Chunk], None]:
+        """The answer's chunks, the first of which have been made when this returns. Raises `EngineFailed`."""
         try:
-            leg, chunk = await anext(chunks)
+            leg, chunks = await anext(several)
             self._begun = perf_counter()
-            self._first = self._push(leg, chunk)
+            self._first = self._pushed(leg, chunks)
         except BaseException:
-            await chunks.aclose()
+            await several.aclose()
             raise
-        return Owned(self._chunks(chunks), end=partial(self._end, chunks))
+        return Owned(self._chunks(several), end=partial(self._end, several))
 
-    async def _chunks(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(self, several: Arriving) -> AsyncGenerator[list[Chunk], None]:
         try:
-            for out in self._first:
-                yield out
-            if not self._stopped():
-                async for leg, chunk in chunks:
-                    for out in self._push(leg, chunk):
-                        yield out
-                    if self._stopped():
-                        break
-            await chunks.aclose()
+            if self._first:
+                yield self._first
+            while not self._over:
+                try:
+                    leg, chunks = await anext(several)
+                except StopAsyncIteration:
+                    break
+                if made := self._pushed(leg, chunks):
+                    yield made
+            await several.aclose()
             if self._usage:
-                yield self._last(self._total())
+                yield [self._last(self._total())]
         finally:
-            await self._end(chunks)
+            await self._end(several)
 
-    async def _end(self, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]) -> None:
+    async def _end(self, several: Arriving) -> None:
         context, gateway = self._context, self._gateway
         try:
-            await chunks.aclose()
+            await several.aclose()
         finally:
             await gateway.ended()
             context.spent["derender"] = self._seconds
@@ -140,13 +144,23 @@ class Streaming:
             leg.stopped = True
         return True
 
-    def _push(self, number: int, chunk: GenerateChunk) -> list[Chunk]:
+    def _pushed(self, number: int, chunks: Sequence[GenerateChunk]) -> list[Chunk]:
+        """What chunks of one leg add, up to where stop strings have ended all."""
         began = perf_counter()
         leg = self._context.legs[number]
-        if chunk.usage is not None:
-            self._cached[leg.prompt] = chunk.usage
-        if not chunk.choices:
-            return []
+        made: list[Chunk] = []
+        for chunk in chunks:
+            if chunk.usage is not None:
+                self._cached[leg.prompt] = chunk.usage
+            if chunk.choices:
+                made.append(self._push(leg, chunk))
+                self._over = self._stopped()
+                if self._over:
+                    break
+        self._seconds += perf_counter() - began
+        return made
+
+    def _push(self, leg: Leg, chunk: GenerateChunk) -> Chunk:
         stream = self._streams[leg.prompt]
         # The choices as the derenderer of their prompt counts them, and then as the answer does.
         offset = leg.first_choice - leg.prompt * self._context.choices
@@ -163,9 +177,7 @@ class Streaming:
         except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
             leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
             raise leg.failure from error
-        out = self._finished(out, stream, leg.prompt)
-        self._seconds += perf_counter() - began
-        return [out]
+        return self._finished(out, stream, leg.prompt)
 
     def _finished(self, chunk: Chunk, stream: ChatStreamDerenderer | CompletionStreamDerenderer, prompt: int) -> Chunk:
         if self._continuous and chunk.choices:

@@ -32,7 +32,6 @@ _TOLD_ON = (b"traceparent", b"tracestate", b"baggage", b"x-data-parallel-rank")
 aborted, before the body's, and an id of a client's own may come with several requests at once."""
 
 _MAX_HEADER = 4096
-_TURN = 8  # chunks of one stream until others have their turn
 Log = Callable[[Request, Context, int], None]
 
 
@@ -164,30 +163,27 @@ class _Handler:
         return StreamResponse(Owned(self._events(http, context, begins), end=unheard), end=DONE)
 
     async def _events(
-        self, http: Request, context: Context, begins: asyncio.Future[AsyncGenerator[Chunk, None]]
+        self, http: Request, context: Context, begins: asyncio.Future[AsyncGenerator[list[Chunk], None]]
     ) -> AsyncGenerator[bytes, None]:
         options = context.request.stream_options
         events = Events(usage=options is not None and bool(options.include_usage))
         patience = self._gateway.settings.keepalive_seconds
         status = 499
-        chunks: AsyncGenerator[Chunk, None] | None = None
+        chunks: AsyncGenerator[list[Chunk], None] | None = None
         try:
             while not begins.done():
                 yield KEEPALIVE
                 await asyncio.wait((begins,), timeout=patience)
             chunks = begins.result()
             told = monotonic()
-            number = 0
-            async for chunk in chunks:
-                number += 1
-                if not number % _TURN:  # chunks that are there already are taken without a wait, and others wait
-                    await asyncio.sleep(0)
-                if event := events.of(chunk):
+            async for some in chunks:
+                if event := b"".join([events.of(chunk) for chunk in some]):
                     yield event
                     told = monotonic()
                 elif monotonic() - told > patience:  # the model works on what is not shown
                     yield KEEPALIVE
                     told = monotonic()
+                await asyncio.sleep(0)  # what came already is taken without a wait; others have their turn, too
             yield DONE
             status = 200
         except ApiError as error:
@@ -203,7 +199,7 @@ class _Handler:
                 self._ended(http, context, status)
 
 
-async def _end(begins: asyncio.Future[AsyncGenerator[Chunk, None]]) -> None:
+async def _end(begins: asyncio.Future[AsyncGenerator[list[Chunk], None]]) -> None:
     """Ends a stream that nobody waits for, whether it has begun or not."""
     if begins.cancel():
         await asyncio.wait((begins,))
