@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from derender.model_files import FileRefused, is_there
 from derender.tokenizer.directory import SourceMode, find_vocabulary, read_tokenizer_directory
 from derender.tokenizer.files import TokenizerBroken, TokenizerSpec, read_json_object, tokenizer_spec
 from derender.tokenizer.gguf import GgufBroken, read_gguf_metadata
@@ -39,7 +41,9 @@ _LENGTH_KEYS = (
 )
 _ROPE_IN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 _NO_LIMIT = 10**9
-_SAMPLING_KEYS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+_MOST = 2**63 - 1
+_LARGEST = sys.float_info.max
+_SHOWN = 60  # characters of a wrong value in an error
 
 
 class ModelLoadError(Exception):
@@ -83,7 +87,7 @@ def find_source(
         if file.kind == "gguf":
             return _gguf(path, file.path, others)
         return _hugging_face(path, directory, other, mode)
-    except (TokenizerBroken, GgufBroken, GgufUnsupported) as error:
+    except (FileRefused, TokenizerBroken, GgufBroken, GgufUnsupported) as error:
         raise ModelLoadError(f"{path}: {error}") from None
     except OSError as error:
         raise ModelLoadError(f"{path}: {error.filename or ''} cannot be read: {error.strerror}") from None
@@ -122,7 +126,11 @@ def _hugging_face(path: str, directory: Path, tokenizer: Path, mode: SourceMode)
     generation = read_json_object(directory / "generation_config.json")
     text = config.get("text_config")
     text = {**config, **text} if isinstance(text, dict) else config
-    eos = [*_ids(text.get("eos_token_id")), *_ids(config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))]
+    eos = [
+        *_ids(text.get("eos_token_id"), where=directory / "config.json"),
+        *_ids(config.get("eos_token_id"), where=directory / "config.json"),
+        *_ids(generation.get("eos_token_id"), where=directory / "generation_config.json"),
+    ]
     vocab_size = text.get("vocab_size")
     return ModelSource(
         path=path,
@@ -138,7 +146,7 @@ def _hugging_face(path: str, directory: Path, tokenizer: Path, mode: SourceMode)
 
 def _gguf(path: str, file: Path, others: tuple[str, ...] = ()) -> ModelSource:
     """A GGUF file alone: vocabulary, merges, special tokens and chat template are in its metadata."""
-    if not file.is_file():
+    if not is_there(file):
         raise ModelLoadError(f"{path}: no such file")
     vocabulary = gguf_vocabulary(read_gguf_metadata(file))
     tokens = {i: token for token, i in _named_ids(vocabulary.tokenizer_json)}
@@ -176,12 +184,12 @@ def _named_ids(tree: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
         yield added["content"], added["id"]
 
 
-def _ids(value: Any) -> list[int]:
-    if isinstance(value, bool):
-        return []
-    if isinstance(value, int):
-        return [value]
-    return [i for i in value if isinstance(i, int)] if isinstance(value, list) else []
+def _ids(value: Any, *, where: Path) -> list[int]:
+    """`eos_token_id`: an id or several. Raises `ModelLoadError`."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(one) is not int for one in ids):
+        raise ModelLoadError(f"{where}: eos_token_id must be a token id or a list of them, not {_shown(value)}")
+    return ids
 
 
 def _max_length(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> int | None:
@@ -218,28 +226,87 @@ def _positive(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
+class _Range(NamedTuple):
+    """The values of a number in a generation_config: `low` to `high`, `low` itself only if `closed`."""
+
+    low: float
+    high: float
+    closed: bool = True
+    whole: bool = False
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        least = f"of at least {self.low:g}" if self.closed else f"above {self.low:g}"
+        return f"{kind} {least}" + (f" and at most {self.high:g}" if self.high not in (_MOST, _LARGEST) else "")
+
+    def has(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        if not self.low <= value <= self.high or (value == self.low and not self.closed):
+            return False
+        return not self.whole or value == int(value)
+
+
+_SAMPLING: Mapping[str, _Range] = {
+    "repetition_penalty": _Range(0, _LARGEST, closed=False),
+    "temperature": _Range(0, 2),
+    "top_k": _Range(-1, _MOST, whole=True),
+    "top_p": _Range(0, 1, closed=False),
+    "min_p": _Range(0, 1),
+    "max_new_tokens": _Range(1, _MOST, whole=True),
+}
+"""What is read of a generation_config besides the ends of a text, with the ranges of a request's own values."""
+
+
+def check_generation_config(config: Mapping[str, Any], *, where: str) -> None:
+    """Raises `ModelLoadError` that names `where` and the field for a value that no request could have."""
+    for name, range_ in _SAMPLING.items():
+        value = config.get(name)
+        if value is not None and not range_.has(value):
+            raise ModelLoadError(f"{where}: {name} must be {range_}, not {_shown(value)}")
+
+
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling defaults that a generation_config sets; its max_new_tokens is our max_tokens."""
-    found = {key: generation_config[key] for key in _SAMPLING_KEYS if generation_config.get(key) is not None}
-    if generation_config.get("max_new_tokens") is not None:
-        found["max_tokens"] = generation_config["max_new_tokens"]
+    """The sampling defaults that a generation_config sets; its max_new_tokens is our max_tokens.
+
+    It is a file's, which is checked where it is read, and the operator's own on top. Raises `ModelLoadError` for what
+    is wrong in those.
+    """
+    check_generation_config(generation_config, where="--override-generation-config")
+    found = {}
+    for name, range_ in _SAMPLING.items():
+        value = generation_config.get(name)
+        if value is not None:
+            found["max_tokens" if name == "max_new_tokens" else name] = int(value) if range_.whole else value
     return found
 
 
 def read_generation_config(where: str, source: ModelSource) -> Mapping[str, Any]:
     """`--generation-config`: auto (the model's own), vllm (none), or a directory or file. Raises `ModelLoadError`."""
     if where == "auto":
+        check_generation_config(source.generation_config, where=f"{source.path}: generation_config.json")
         return source.generation_config
     if where == "vllm":
         return {}
     path = Path(where)
     file = path / "generation_config.json" if path.is_dir() else path
-    if not file.is_file():
+    if not file.exists():
         raise ModelLoadError(f"--generation-config {where}: no such directory or file")
     try:
-        return read_json_object(file)
+        config = read_json_object(file)
     except TokenizerBroken as error:
         raise ModelLoadError(f"--generation-config {error}") from None
+    check_generation_config(config, where=f"--generation-config {file}")
+    return config
+
+
+def _shown(value: Any) -> str:
+    """A value in an error, on one line: shortened, or only its kind where Python cannot write it."""
+    try:
+        text = json.dumps(value)
+    except (ValueError, RecursionError):
+        return "such a number" if isinstance(value, int) else "such a value"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def trim_memory() -> None:

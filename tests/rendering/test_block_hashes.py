@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.rendering.helpers import chat, renderer, text
+from tests.rendering.helpers import chat, refused, renderer, text
 
 from derender.protocol.common import BlockHashOptions
 from derender.protocol.errors import BadRequest
@@ -86,3 +86,10 @@ def test_more_hashes_than_an_answer_can_hold_are_refused() -> None:
         block_hashes(ids, options=BlockHashOptions(block_size=1))
     assert caught.value.param == "return_block_hashes.block_size"
     assert len(block_hashes(ids, options=BlockHashOptions(block_size=16)).hashes) == MAX_HASHES // 16
+
+
+def test_the_bound_is_that_of_all_prompts_of_a_request() -> None:
+    body = {"prompt": [[1] * 1000] * 300, "return_block_hashes": {"block_size": 1}}
+    error = refused(text, renderer(), **body)
+    assert error["param"] == "return_block_hashes.block_size"
+    assert len(text(renderer(), **{**body, "prompt": [[1] * 1000] * 200})) == 200

@@ -335,10 +335,14 @@ def test_documents_reach_the_template() -> None:
 
 
 def test_a_template_in_the_request_needs_trust() -> None:
-    for body in ({"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"chat_template": "x"}}, {"chat_template": ""}):
+    for body, place in (
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template": ""}, "chat_template"),
+    ):
         error = refused(chat, renderer(), **body)
         assert "--trust-request-chat-template" in error["message"]
-        assert error["param"] is None
+        assert error["param"] == place
 
 
 def test_a_trusted_template_is_used() -> None:

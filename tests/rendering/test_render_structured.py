@@ -74,15 +74,18 @@ def test_structural_tags_are_sent_as_text(wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"structured_outputs": {}}, None, "but none are specified"),
-        ({"structured_outputs": {"grammar": "x", "json": {}}}, None, "multiple are specified: json, grammar"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, None,
+        ({"structured_outputs": {}}, "structured_outputs", "but none are specified"),
+        ({"structured_outputs": {"grammar": "x", "json": {}}},
+         "structured_outputs", "multiple are specified: json, grammar"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format",
          "regex, json_object"),
-        ({"structured_outputs": {"disable_any_whitespace": True}, "response_format": {"type": "json_object"}}, None,
+        ({"structured_outputs": {"disable_any_whitespace": True}, "response_format": {"type": "json_object"}},
+         "structured_outputs",
          "but none are specified"),
         ({"response_format": {"type": "json_schema"}}, "response_format",
          "the 'json_schema' field must be provided. (parameter=response_format)"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, None, "but none are specified"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+         "response_format", "but none are specified"),
         ({"response_format": {"type": "structural_tag"}}, "response_format",
          "Invalid response_format structural_tag specification. (parameter=response_format)"),
         ({"response_format": {"type": "structural_tag", "format": {"value": "a"}}}, "response_format", "Invalid"),
@@ -92,14 +95,16 @@ def test_structural_tags_are_sent_as_text(wanted: Any) -> None:
          "Invalid structured_outputs structural_tag specification. (parameter=structured_outputs)"),
         ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs", "Invalid"),
         ({"structured_outputs": {"structural_tag": "[" * 100000}}, "structured_outputs", "Invalid"),
-        ({"structured_outputs": {"choice": []}}, None, "cannot be an empty list"),
-        ({"structured_outputs": {"json": " "}}, None, "json cannot be an empty string"),
-        ({"structured_outputs": {"json": "{"}}, None, "Invalid JSON grammar specification."),
-        ({"structured_outputs": {"grammar": "\n"}}, None, "grammar cannot be an empty string"),
-        ({"structured_outputs": {"json_object": False}}, None, "json_object must be True if set"),
-        ({"structured_outputs": {"regex": "a\0"}}, None, "NUL"),
-        ({"structured_outputs": {"json": nested(65)}}, None, "nested too deeply"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": nested(65)}}}, None,
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "cannot be an empty list"),
+        ({"structured_outputs": {"json": " "}}, "structured_outputs.json", "json cannot be an empty string"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "Invalid JSON grammar specification."),
+        ({"structured_outputs": {"grammar": "\n"}}, "structured_outputs.grammar", "grammar cannot be an empty string"),
+        ({"structured_outputs": {"json_object": False}},
+         "structured_outputs.json_object", "json_object must be True if set"),
+        ({"structured_outputs": {"regex": "a\0"}}, "structured_outputs.regex", "NUL"),
+        ({"structured_outputs": {"json": nested(65)}}, "structured_outputs.json", "nested too deeply"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": nested(65)}}},
+         "response_format",
          "nested too deeply"),
     ],
 )  # fmt: skip
@@ -113,7 +118,7 @@ def test_two_kinds_that_clients_mix_up() -> None:
     body: dict[str, Any] = {"structured_outputs": {"choice": ["a"], "regex": "a"}}
     error = refused(chat, renderer(), **body)
     assert error["message"].endswith("structured outputs ('json', 'regex' or 'choice').")
-    assert error["param"] is None
+    assert error["param"] == "structured_outputs"
     assert refused(text, renderer(), prompt="a", **body)["param"] == "structured_outputs"
 
 

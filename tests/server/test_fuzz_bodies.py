@@ -294,7 +294,7 @@ HUGE = 10**4299
         (CHAT_DERENDER, {"generate_response": ANSWER, "chat_request": {"messages": HI, "stop": ["x"] * 5}},
          "body.chat_request.stop"),
         (CHAT_RENDER, {"messages": HI, "top_k": 2**63}, "body.top_k"),
-        (CHAT_RENDER, {"messages": HI, "n": HUGE}, None),
+        (CHAT_RENDER, {"messages": HI, "n": HUGE}, "n"),
         (CHAT_RENDER, {"messages": HI, "logit_bias": {"x": None}}, "body.logit_bias.*"),
         (CHAT_RENDER, {"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
         (CHAT_RENDER, {"messages": HI, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
@@ -352,9 +352,27 @@ def test_an_echo_for_every_prompt_is_bounded(client: Client) -> None:
     assert client.ask(CHAT_DERENDER, chat).error["param"] == "choices"
 
 
-def test_more_objects_than_a_body_may_have(client: Client) -> None:
-    for body in (b'{"messages":[' + b"{}," * (1 << 20) + b"{}]}", b'{"prompt":' + b"[" * 1_100_000):
-        assert client.ask(CHAT_RENDER, body).error["message"] == "body has more than 1048576 objects and lists"
+def test_more_values_than_a_body_may_have(client: Client) -> None:
+    asked = "body has more than 262144 objects, lists and strings"
+    for body in (
+        b'{"messages":[' + b"{}," * (1 << 18) + b"{}]}",
+        b'{"prompt":' + b"[" * 300_000,
+        b'{"messages":[],"kv_transfer_params":{' + b'"":1,' * (1 << 18) + b'"":1}}',
+        b'{"messages":[],"stop":[' + b'"\\\\",' * (1 << 18) + b'""]}',
+    ):
+        assert client.ask(CHAT_RENDER, body).error["message"] == asked
+    answer = "body has more than 1048576 objects and lists, or 4194304 strings"
+    for body in (b'{"generate_response":[' + b"{}," * (1 << 20), b'{"generate_response":[' + b'"",' * (1 << 22)):
+        assert client.ask(CHAT_DERENDER, body).error["message"] == answer
+
+
+def test_what_stands_in_texts_is_no_value(client: Client) -> None:
+    for text in ("{" * 300_000, '"{[' * 300_000, "\\" * 300_001 + "{" * 300_000):
+        body = {"prompt": text, "add_special_tokens": False}
+        assert client.ask("/tokenize", json.dumps(body).encode()).json["count"] == len(text)
+
+
+def test_as_many_numbers_as_fit(client: Client) -> None:
     ids = b'{"tokens":[' + b"97," * 999_999 + b"97]}"
     assert client.ask("/detokenize", ids).json == {"prompt": "a" * 1_000_000}
 

@@ -28,7 +28,7 @@ from derender.protocol.errors import ApiError, BadRequest, Unavailable
 from derender.registry import ModelRegistry
 from derender.server import connection, http
 from derender.server.app import AppSettings, build_app
-from derender.server.cost import MANY, takes_long
+from derender.server.cost import HASHED_BYTES, MANY, MANY_CARRIED, MANY_VALUES, SLOW_BYTES, takes_long
 from derender.server.http import App
 from derender.server.messages import Request, Response, Route
 from derender.server.operations import decode_invocation
@@ -202,11 +202,34 @@ def test_a_stream_of_ever_new_choices_ends(app: App) -> None:
 def test_small_bodies_with_much_work_leave_the_event_loop() -> None:
     many, ids = [{"index": 0}] * (MANY + 1), [{"index": 0, "token_ids": [1] * 5000}]
     message = {"role": "user", "content": ""}
+
+    def called(arguments: object) -> object:
+        return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+    def tool(properties: object) -> object:
+        return {"function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+
+    def schema(properties: object) -> object:
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": properties}}}
+
     for body in (
         {"messages": [message] * (MANY + 1)},
         {"messages": [message], "tools": [{"function": {"name": "f"}}] * (MANY + 1)},
         {"messages": [message], "return_token_offsets": True},
         {"prompt": ["a"] * (MANY + 1)},
+        {"messages": [message], "return_block_hashes": {"block_size": 1}},
+        {"prompt": "1", "return_block_hashes": True},
+        {"prompt": ["a", "b"], "logit_bias": {str(i): 1 for i in range(MANY_CARRIED // 2 + 1)}},
+        {"messages": [message], "stop_token_ids": [1] * (MANY_CARRIED + 1)},
+        {"messages": [message], "kv_transfer_params": {"a": [[]] * MANY_CARRIED}},
+        {"messages": [message], "chat_template_kwargs": {"a": [1] * MANY_VALUES}},
+        {"messages": [{"role": "user", "content": ["a"] * MANY_VALUES}]},
+        {"messages": [called({"a": [1] * MANY_VALUES})]},
+        {"messages": [called({"a": {str(i): "" for i in range(MANY_VALUES)}})]},
+        {"messages": [called(json.dumps({"a": [[]] * MANY_VALUES}))]},
+        {"messages": [message], "tools": [tool({str(i): {} for i in range(MANY_VALUES)})]},
+        {"messages": [message], "tools": [tool({"a": {"enum": ["x"] * MANY_VALUES}})]},
+        {"messages": [message], "response_format": schema({str(i): {} for i in range(MANY_CARRIED + 1)})},
         {"generate_response": {"choices": many}},
         {"generate_response": {"choices": ids}},
         {"generate_responses": [{"choices": [{"index": 0}]}] * (MANY + 1)},
@@ -216,11 +239,26 @@ def test_small_bodies_with_much_work_leave_the_event_loop() -> None:
         assert takes_long(decode_invocation(json.dumps(body).encode())), body
     for body in (
         {"messages": [message] * MANY},
+        {"messages": [called(json.dumps({"a": [[1]] * 100}))], "tools": [tool({"a": {"type": "string"}})] * 20},
+        {"messages": [{"role": "user", "content": "a, [b], {c}. " * 5000}], "logit_bias": {"1": 1.0}},
         {"prompt": list(range(MANY + 1))},
         {"generate_response": {"choices": [{"index": 0, "token_ids": [1] * 4000}]}},
         {"stream": True, "generate_chunk": {"choices": [{"index": 0}]}, "stream_state": {"derender": 1}},
     ):
         assert not takes_long(decode_invocation(json.dumps(body).encode())), body
+
+
+def test_the_slower_encoder_leaves_the_event_loop_earlier() -> None:
+    request = decode_invocation(b'{"prompt":"a"}')
+    assert takes_long(request, size=SLOW_BYTES + 1, slow_encoder=True)
+    assert not takes_long(request, size=SLOW_BYTES, slow_encoder=True)
+    assert not takes_long(request, size=SLOW_BYTES + 1)
+
+
+def test_a_few_blocks_are_hashed_in_the_event_loop() -> None:
+    request = decode_invocation(b'{"prompt":"a","return_block_hashes":true}')
+    assert not takes_long(request, size=HASHED_BYTES)
+    assert takes_long(request, size=HASHED_BYTES + 1)
 
 
 def test_a_template_that_looks_through_all_messages_for_each_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +310,23 @@ def test_endless_templates_hold_up_nobody_else(port: int) -> None:
         for wire in wires:
             wire.sock.close()
         limited.stop_all()
+
+
+def test_a_template_whose_client_has_left_is_killed(port: int) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "chat_template": ENDLESS}).encode()
+    wires = [Wire(port) for _ in range(8)]
+    for wire in wires:
+        wire.send(post_bytes(RENDER, body))
+    wait_for(lambda: bool(limited._running))
+    for wire in wires:
+        wire.sock.close()
+    wait_for(lambda: not limited._running, seconds=10)
+    started = time.monotonic()
+    with Wire(port) as other:
+        honest = {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ messages[0].content }}"}
+        other.send(post_bytes(RENDER, json.dumps(honest).encode()))
+        assert other.answer()[0] == 200
+    assert time.monotonic() - started < 10  # a template may take 30 seconds
 
 
 def test_work_whose_client_has_left_is_not_begun() -> None:

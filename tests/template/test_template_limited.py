@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from derender.protocol.errors import ApiError, BadRequest, InvalidBody
+from derender.protocol.errors import ApiError, BadRequest, InvalidBody, Unavailable
+from derender.template import limited
+from derender.template.jinja import ChatTemplate
 from derender.template.limited import render_limited
 
 USER = {"role": "user", "content": "q ü"}
@@ -97,13 +99,13 @@ def test_output_at_the_limit() -> None:
     ("source", "message", "param"),
     [
         ("{% if", "chat template, line 1: unexpected 'end of template'", "chat_template"),
-        ("{{ raise_exception('no ü') }}", "no ü", None),
+        ("{{ raise_exception('no ü') }}", "no ü", "chat_template"),
         (
             "{{ [" + "[" * 9000 + "]" * 9000 + "] }}",
             "chat template does not compile: nested too deeply",
             "chat_template",
         ),
-        ("{{ x.y }}", "chat template could not be rendered: 'x' is undefined", None),
+        ("{{ x.y }}", "chat template could not be rendered: 'x' is undefined", "chat_template"),
     ],
 )
 def test_errors_of_the_template(source: str, message: str, param: str | None) -> None:
@@ -144,3 +146,37 @@ def test_large_messages_pass() -> None:
     big = "語" * 1_000_000
     text = render("{{ messages[0].content }}", [{"role": "user", "content": big}], max_chars=2_000_000, seconds=5.0)
     assert text == big
+
+
+def test_once_the_asker_has_left_nothing_runs_on_or_begins() -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    asker = limited.Asker()
+
+    def make(source: str) -> str:
+        return limited.render_limited(
+            source, [{"role": "user", "content": "x"}], model_name="m", seconds=30, max_chars=100
+        )
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(asker.run, lambda: make(endless))
+        while not limited._running:
+            time.sleep(0.01)
+        began = time.monotonic()
+        asker.leave()
+        with pytest.raises(Unavailable, match="the client has left"):
+            asked.result()
+        assert time.monotonic() - began < 10
+    with pytest.raises(Unavailable, match="the client has left"):
+        asker.run(lambda: make("x"))
+    assert make("x") == "x"
+
+
+def test_what_a_template_raises_names_the_field() -> None:
+    source = "{{ raise_exception('no') }}"
+    with pytest.raises(BadRequest, match=r"^no$") as caught:
+        limited.render_limited(source, [{"role": "user", "content": "x"}], model_name="m", seconds=30, max_chars=100)
+    assert caught.value.param == "chat_template"
+    for broken in (source, "{{ messages[0].content.x.y }}"):
+        with pytest.raises(BadRequest) as caught:
+            ChatTemplate(broken).render([{"role": "user", "content": "x"}])
+        assert caught.value.param == "messages"

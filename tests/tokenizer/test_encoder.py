@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.vocabularies import byte_fallback, byte_level, byte_level_json, from_json
+from tokenizers import Tokenizer as Tokenizers
 
 from derender.tokenizer import Tokenizer, TokenizerBroken, encoder
+from derender.tokenizer.plain_text import PlainEncoder
 
 
 def test_fastokens_is_used_where_it_proves_equal() -> None:
@@ -169,3 +175,69 @@ def test_a_broken_member_is_one_line(key: str, value: object) -> None:
     described[key] = value
     with pytest.raises(TokenizerBroken, match=r"\A.+\Z"):
         from_json(json.dumps(described), {})
+
+
+@contextmanager
+def longest_stop() -> Iterator[list[float]]:
+    """How long another thread had to wait for the interpreter, at most; there once the block is left."""
+    ended, found = threading.Event(), [0.0]
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not ended.wait(0.001):
+            now = time.perf_counter()
+            found[0] = max(found[0], now - last)
+            last = now
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("name", ["offsets", "reference", "plain"])
+def test_others_run_while_a_long_text_is_encoded(name: str) -> None:
+    tokenizer = Tokenizer(byte_level().reload(), force="tokenizers")
+    plain = PlainEncoder(tokenizer.reload)
+    work: dict[str, Callable[[str], object]] = {
+        "offsets": tokenizer.encode_with_offsets,
+        "reference": tokenizer.encode,
+        "plain": lambda text: plain.encode(text, first=True),
+    }
+    text = "Hello there, how are you? " * 40_000
+    began = time.perf_counter()
+    with longest_stop() as stop:
+        work[name](text)
+    assert stop[0] < max(0.1, (time.perf_counter() - began) / 2)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_long_texts_have_the_ids_and_offsets_of_the_reference(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    text = "Zürich 😊 <|im_end|>\n x" * 9_000
+    reference = Tokenizers.from_str(tokenizer.reload().json_text.decode())
+    for add in (False, True):
+        expected = reference.encode(text, add_special_tokens=add)
+        ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=add)
+        assert len(ids) > 1 << 15
+        assert (ids, offsets) == (expected.ids, expected.offsets)
+        assert Tokenizer(tokenizer.reload(), force="tokenizers").encode(text, add_special_tokens=add) == expected.ids
+
+
+def test_nothing_is_loaded_for_the_first_request_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, plain = byte_level(), PlainEncoder(byte_level().reload)
+
+    class NoneLoaded:
+        @staticmethod
+        def from_str(text: str) -> None:
+            raise AssertionError("a tokenizer was loaded")
+
+    monkeypatch.setattr("tokenizers.Tokenizer", NoneLoaded)
+    assert tokenizer.encode_with_offsets("a")[1] == [(0, 1)]
+    assert plain.encode("a", first=True) == plain.encode("a", first=False) == tokenizer.encode("a")

@@ -146,9 +146,13 @@ def check_stream(
         if size <= room and size * model.tokenizer.max_bytes_per_token <= MAX_TEXT_BYTES:
             return
     if model.strict_vllm and len(choices) > 1:
-        raise BadRequest(f"a derender stream expects at most one choice per chunk (got {len(choices)}).")
+        raise BadRequest(
+            f"a derender stream expects at most one choice per chunk (got {len(choices)}).", param="choices"
+        )
     if len(choices) > model.max_n_sequences:
-        raise BadRequest(f"choices count ({len(choices)}) exceeds server maximum ({model.max_n_sequences}).")
+        raise BadRequest(
+            f"choices count ({len(choices)}) exceeds server maximum ({model.max_n_sequences}).", param="choices"
+        )
     for choice in choices:
         check_choice(model, choice)
     check_text(model, choices)

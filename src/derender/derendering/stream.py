@@ -65,9 +65,8 @@ class ChoiceStreams:
             self.identity = response_id(chunk.request_id)
         elif chunk.request_id and chunk.request_id != self.identity:
             raise BadState  # another stream's
-        if self._vllm is not None:
-            if len({choice.index for choice in chunk.choices} | self.moved.keys()) > 1:
-                raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
+        if self._vllm is not None and len({choice.index for choice in chunk.choices} | self.moved.keys()) > 1:
+            raise BadState  # vLLM has a state for each choice; to replay this one for all of them takes long, too
         check_stream(self._texts.model, chunk.choices, prompt=prompt_token_ids, before=self._longest)
         most = self._texts.model.max_n_sequences
         if len(self.moved) + len(chunk.choices) > most:

@@ -18,7 +18,7 @@ from derender.protocol.errors import BadRequest
 from derender.protocol.generate import BlockHashes
 
 MAX_HASHES = 1 << 18
-"""Hashes of one prompt. Each takes 1 to 2 µs and some 180 bytes, in memory and in the answer."""
+"""Hashes in one answer. Each takes 1 to 2 µs and some 180 bytes, in memory and in the answer."""
 
 _PICKLE_PROTOCOL = 5  # Python's highest since 3.8
 
@@ -27,12 +27,7 @@ def block_hashes(ids: Sequence[int], *, options: BlockHashOptions, cache_salt: s
     """The hashes of all whole blocks of `ids`, in order, in hexadecimal digits. Raises BadRequest for more than
     `MAX_HASHES`."""
     digest, size = _DIGESTS[options.algorithm], options.block_size
-    if len(ids) // size > MAX_HASHES:
-        raise BadRequest(
-            f"return_block_hashes: {len(ids)} tokens in blocks of {size} have more than {MAX_HASHES} hashes; "
-            "use a larger block_size",
-            param="return_block_hashes.block_size",
-        )
+    check_hashes(len(ids) // size)
     parent = digest(options.seed)
     hashes = []
     extra = (("cache_salt", cache_salt),) if cache_salt else None
@@ -41,6 +36,15 @@ def block_hashes(ids: Sequence[int], *, options: BlockHashOptions, cache_salt: s
         hashes.append(parent.hex())
         extra = None
     return BlockHashes(block_size=size, algorithm=options.algorithm, hashes=hashes)
+
+
+def check_hashes(count: int) -> None:
+    """Raises BadRequest for more hashes than an answer may have."""
+    if count > MAX_HASHES:
+        raise BadRequest(
+            f"return_block_hashes: there are more than {MAX_HASHES} blocks; use a larger block_size",
+            param="return_block_hashes.block_size",
+        )
 
 
 def _sha256(value: Any) -> bytes:

@@ -137,7 +137,9 @@ class Guard:
         if self._ids.isdisjoint(ids):
             return ids
         if len(text) < 2:
-            raise BadRequest("the messages spell a control token in a way that cannot be encoded as text")
+            raise BadRequest(
+                "the messages spell a control token in a way that cannot be encoded as text", param="messages"
+            )
         size = 1 if len(text) <= _FINEST else (len(text) + 1) // 2
         return [
             one

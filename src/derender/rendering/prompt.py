@@ -114,12 +114,12 @@ class PromptEncoder:
         spans: Offsets | None = None
         guard = self._guard if guarded else None
         if offsets and guard is not None and guard.spells_control(text):
-            raise BadRequest(_SPELLED)
+            raise BadRequest(_SPELLED, param="messages")
         if offsets:
             shown = text if guard is None else guard.show(text)
             ids, spans = self._tokenizer.encode_with_offsets(shown, add_special_tokens=add_special_tokens)
             if guard is not None and guard.made(ids, text, add_special_tokens=add_special_tokens):
-                raise BadRequest(_SPELLED)
+                raise BadRequest(_SPELLED, param="messages")
             if skipped:
                 spans = [(start + skipped, end + skipped) if end else (start, end) for start, end in spans]
         else:

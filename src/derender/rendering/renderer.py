@@ -16,6 +16,7 @@ from derender.protocol.completions import CompletionRequest
 from derender.protocol.errors import BadRequest, InvalidBody
 from derender.protocol.generate import GenerateRequest, ParseContext, ReasoningParserKwargs, SamplingParams
 from derender.protocol.tokenize import TokenizeRequest, TokenizeResponse
+from derender.rendering.block_hashes import check_hashes
 from derender.rendering.continuing import Continuation
 from derender.rendering.conversation import Chat, Conversation, count_tool_calls, has_media, tool_dicts
 from derender.rendering.extras import chat_prompt, hashed, hashes
@@ -130,7 +131,7 @@ class Renderer:
         kwargs = self._effective_kwargs(request)
         return GenerateRequest(
             request_id=f"chatcmpl-{_base_id(request_id, request.request_id)}",
-            token_ids=_not_empty(prompt.ids),
+            token_ids=_not_empty(prompt.ids, request, place="messages"),
             token_offsets=prompt.offsets if request.return_token_offsets else None,
             sampling_params=self._finish(params, prompt, asked),
             model=request.model,
@@ -182,7 +183,9 @@ class Renderer:
     def _reused_prompt(self, request: ChatCompletionRequest, ids: Any) -> tuple[Prompt, dict[str, Any]]:
         """The prompt that the prefill stage sent along, so that the decode stage need not make it again."""
         if request.return_message_spans or request.return_loss_mask:
-            raise BadRequest(f"spans and masks need a prompt that is made of the messages, not of {_REUSED}")
+            raise BadRequest(
+                f"spans and masks need a prompt that is made of the messages, not of {_REUSED}", param=_REUSED
+            )
         if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0:
             raise refuse(
                 "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.",
@@ -191,7 +194,8 @@ class Renderer:
         self._prompts.check_ids(ids, place=_REUSED)
         if len(ids) > self.model.max_model_len:
             raise BadRequest(
-                f"Input length ({len(ids)}) exceeds model's maximum context length ({self.model.max_model_len})."
+                f"Input length ({len(ids)}) exceeds model's maximum context length ({self.model.max_model_len}).",
+                param=_REUSED,
             )
         return Prompt(ids), self._text_of(request, ids)
 
@@ -253,6 +257,7 @@ class Renderer:
         if len(prompts) > 1:
             _check_repeated(params, request, base, prompts=len(prompts))
         rendered = []
+        blocks = 0
         made: dict[int, SamplingParams] = {}
         for index, given in enumerate(prompts):
             if isinstance(given, str):
@@ -266,10 +271,13 @@ class Renderer:
                 prompt = self._prompts.of_ids(
                     given, place="prompt" if given is request.prompt else f"prompt[{index}]", truncation=truncation
                 )
-            ids = _not_empty(prompt.ids, place=f"prompt[{index}]")
+            ids = _not_empty(prompt.ids, request, place=f"prompt[{index}]")
             length = len(ids)
             if length not in made:
                 made[length] = self._finish(params, prompt, asked)
+            told = hashed(request, ids)
+            blocks += len(told["block_hashes"].hashes) if told else 0
+            check_hashes(blocks)
             rendered.append(
                 GenerateRequest(
                     request_id=base if len(prompts) == 1 else f"{base}-{index}",
@@ -284,7 +292,7 @@ class Renderer:
                     priority=request.priority,
                     kv_transfer_params=request.kv_transfer_params or None,
                     ec_transfer_params=request.ec_transfer_params or None,
-                    **hashed(request, ids),
+                    **told,
                 )
             )
         return rendered
@@ -382,9 +390,13 @@ def _given(kwargs: Any) -> Json:
     return {name: value for name, value in kwargs.items() if value not in _NO_EFFECT_VALUES}
 
 
-def _not_empty(ids: list[int], *, place: str = "") -> list[int]:
+def _not_empty(ids: list[int], request: ChatCompletionRequest | CompletionRequest, *, place: str) -> list[int]:
     if not ids:
-        raise BadRequest(f"No token_ids rendered: {place} has no tokens" if place else "No token_ids rendered")
+        cut = request.truncate_prompt_tokens == 0
+        raise BadRequest(
+            "No token_ids rendered" if place == "messages" else f"No token_ids rendered: {place} has no tokens",
+            param="truncate_prompt_tokens" if cut else place.partition("[")[0],
+        )
     return ids
 
 

@@ -113,7 +113,9 @@ class Sampler:
             params["seed"] = request.seed
         if request.min_tokens:
             if request.min_tokens < 0:
-                raise BadRequest(f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
+                raise BadRequest(
+                    f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.", param="min_tokens"
+                )
             params["min_tokens"] = request.min_tokens
         if request.watermarking is not None:
             params["watermarking"] = request.watermarking
@@ -160,12 +162,12 @@ class Sampler:
         presence = self._presence if presence is None else presence
         frequency = self._frequency if frequency is None else frequency
         if not -2.0 <= presence <= 2.0:
-            raise BadRequest(f"presence_penalty must be in [-2, 2], got {presence}.")
+            raise BadRequest(f"presence_penalty must be in [-2, 2], got {presence}.", param="presence_penalty")
         if not -2.0 <= frequency <= 2.0:
-            raise BadRequest(f"frequency_penalty must be in [-2, 2], got {frequency}.")
+            raise BadRequest(f"frequency_penalty must be in [-2, 2], got {frequency}.", param="frequency_penalty")
         if not 0.0 < repetition < math.inf:
             rule = "greater than zero" if repetition <= 0.0 else "a finite number"
-            raise BadRequest(f"repetition_penalty must be {rule}, got {repetition}.")
+            raise BadRequest(f"repetition_penalty must be {rule}, got {repetition}.", param="repetition_penalty")
         if not 0.0 <= temperature <= 2.0:
             rule = (
                 "must be a finite number" if not math.isfinite(temperature)
@@ -176,9 +178,9 @@ class Sampler:
         if not 0.0 < top_p <= 1.0:
             raise refuse(f"top_p must be in (0, 1], got {top_p}.", param="top_p", value=top_p)
         if top_k < -1:
-            raise BadRequest(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+            raise BadRequest(f"top_k must be 0 (disable), or at least 1, got {top_k}.", param="top_k")
         if not 0.0 <= min_p <= 1.0:
-            raise BadRequest(f"min_p must be in [0, 1], got {min_p}.")
+            raise BadRequest(f"min_p must be in [0, 1], got {min_p}.", param="min_p")
         params: dict[str, Any] = {
             "presence_penalty": presence,
             "frequency_penalty": frequency,
@@ -198,7 +200,10 @@ class Sampler:
     # ------------------------------------------------------------------------------------------------ max_tokens
 
     def check_max_tokens(self, asked: int | None, name: str) -> None:
-        """Raises BadRequest for more output than any prompt leaves room for."""
+        """Raises BadRequest for more output than any prompt leaves room for, and for none under the newer name; under
+        `max_tokens` that is looked for once the prompt is known."""
+        if asked is not None and asked < 1 and name != "max_tokens":
+            raise refuse(f"{name} must be at least 1, got {asked}.", param=name, value=asked)
         if asked is not None and asked > self._max_model_len:
             raise refuse(
                 f"{name}={asked} cannot be greater than max_model_len={self._max_model_len}. "
@@ -225,7 +230,9 @@ class Sampler:
             raise refuse(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens", value=max_tokens)
         least = params.get("min_tokens", 0)
         if least > max_tokens:
-            raise BadRequest(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {least}.")
+            raise BadRequest(
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {least}.", param="min_tokens"
+            )
         return SamplingParams(max_tokens=max_tokens, **params)
 
     # --------------------------------------------------------------------------------------- strings and token ids
@@ -233,7 +240,7 @@ class Sampler:
     def _stops(self, stop: str | list[str] | None) -> list[str]:
         if not stop:
             if stop == "":
-                raise BadRequest("stop cannot contain an empty string.")
+                raise BadRequest("stop cannot contain an empty string.", param="stop")
             return []
         if isinstance(stop, str):
             return [stop]
@@ -242,7 +249,7 @@ class Sampler:
                 f"stop: list should have at most {LIMITS.max_stop_strings} items, not {len(stop)}", param="body.stop"
             )
         if "" in stop:
-            raise BadRequest("stop cannot contain an empty string.")
+            raise BadRequest("stop cannot contain an empty string.", param="stop")
         return stop
 
     def _stop_ids(self, ids: list[int] | None) -> list[int]:
@@ -315,20 +322,23 @@ class Sampler:
 
 def _count(n: int, *, greedy: bool) -> int:
     if n < 1:
-        raise BadRequest(f"n must be at least 1, got {n}.")
+        raise BadRequest(f"n must be at least 1, got {n}.", param="n")
     if n > LIMITS.max_n_sequences:
         raise BadRequest(
             f"n must be at most {LIMITS.max_n_sequences}, got {n}. "
-            "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+            "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.",
+            param="n",
         )
     if greedy:
-        raise BadRequest(f"n must be 1 when using greedy sampling, got {n}.")
+        raise BadRequest(f"n must be 1 when using greedy sampling, got {n}.", param="n")
     return n
 
 
 def _bad_words(words: Sequence[str]) -> list[str]:
     if "" in words:
-        raise BadRequest(f"bad_words cannot contain an empty string. Got bad_words={shown(list(words))}")
+        raise BadRequest(
+            f"bad_words cannot contain an empty string. Got bad_words={shown(list(words))}", param="bad_words"
+        )
     return list(dict.fromkeys(words))
 
 
@@ -347,12 +357,14 @@ def _detection(detection: RepetitionDetection) -> RepetitionDetection:
     if most < 0 or least < 0 or least > most:
         raise BadRequest(
             "max_pattern_size, min_pattern_size must be >=0, with min_pattern_size <= max_pattern_size. "
-            "Set both to 0 to disable repetitive pattern detection."
+            "Set both to 0 to disable repetitive pattern detection.",
+            param="repetition_detection",
         )
     if most > 0 and detection.min_count < 2:
         raise BadRequest(
             "min_count must be >= 2 to detect repetitive patterns in engine output. "
-            "If you do not wish to detect repetitive patterns, set max_pattern_size to 0."
+            "If you do not wish to detect repetitive patterns, set max_pattern_size to 0.",
+            param="repetition_detection",
         )
     return detection
 

@@ -36,38 +36,44 @@ def constraint_of(request: ChatCompletionRequest | CompletionRequest) -> Structu
         return None
     if given is not None:
         _check_client_kinds(given, request)
-        _one_kind(given)
+        _one_kind(given, place="structured_outputs")
         if given.structural_tag is not None:
             _check_tag(given.structural_tag, "structured_outputs")
     if wanted is not None and wanted.type != "text":
         given = _with_format(given, wanted)
-        _one_kind(given)
+        _one_kind(given, place="response_format")
     if given is not None:
-        _check_values(given)
+        formed = wanted is not None and wanted.type == "json_schema"
+        _check_values(given, schema="response_format" if formed else "structured_outputs.json")
     return given
 
 
 def _check_client_kinds(given: StructuredOutputs, request: ChatCompletionRequest | CompletionRequest) -> None:
     kinds = sum(value is not None for value in (given.json, given.regex, given.choice))
-    chat = isinstance(request, ChatCompletionRequest)
     if kinds > 1:
-        raise refuse(
-            "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice').",
-            param=None if chat else "structured_outputs",
-        )
+        text = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+        if isinstance(request, ChatCompletionRequest):
+            raise BadRequest(text, param="structured_outputs")
+        raise refuse(text, param="structured_outputs")
     if kinds and isinstance(request, ChatCompletionRequest) and isinstance(request.tool_choice, NamedToolChoice):
-        raise BadRequest("You can only either use constraints for structured outputs or tools, not both.")
+        raise BadRequest(
+            "You can only either use constraints for structured outputs or tools, not both.", param="structured_outputs"
+        )
 
 
-def _one_kind(outputs: StructuredOutputs) -> None:
+def _one_kind(outputs: StructuredOutputs, *, place: str) -> None:
     kinds = [kind for kind in _KINDS if getattr(outputs, kind) is not None]
     if len(kinds) > 1:
         raise BadRequest(
-            "You can only use one kind of structured outputs constraint but multiple are specified: " + ", ".join(kinds)
+            "You can only use one kind of structured outputs constraint but multiple are specified: "
+            + ", ".join(kinds),
+            param=place,
         )
     if not kinds:
         raise BadRequest(
-            "You must use one kind of structured outputs constraint but none are specified: one of " + ", ".join(_KINDS)
+            "You must use one kind of structured outputs constraint but none are specified: one of "
+            + ", ".join(_KINDS),
+            param=place,
         )
 
 
@@ -98,7 +104,7 @@ def _check_tag(text: str, param: str) -> None:
     """
     tag = _parsed(text)
     if isinstance(tag, dict):
-        _check_nesting(tag, _TAG_NESTING)
+        _check_nesting(tag, _TAG_NESTING, place=param)
         form = tag.get("format")
         structures, triggers = tag.get("structures"), tag.get("triggers")
         older = (
@@ -119,25 +125,28 @@ def _check_tag(text: str, param: str) -> None:
     raise refuse(f"Invalid {param} structural_tag specification.", param=param)
 
 
-def _check_values(outputs: StructuredOutputs) -> None:
-    """What vLLM's engine refuses whatever its backend is."""
+def _check_values(outputs: StructuredOutputs, *, schema: str) -> None:
+    """What vLLM's engine refuses whatever its backend is. `schema`: the field that a schema comes from."""
     if outputs.choice is not None and not outputs.choice:
-        raise BadRequest("Choice '[]' cannot be an empty list")
-    for kind in ("grammar", "json"):
+        raise BadRequest("Choice '[]' cannot be an empty list", param="structured_outputs.choice")
+    for kind, place in (("grammar", "structured_outputs.grammar"), ("json", schema)):
         value = getattr(outputs, kind)
         if isinstance(value, str) and not value.strip():
-            raise BadRequest(f"structured_outputs.{kind} cannot be an empty string")
+            raise BadRequest(f"structured_outputs.{kind} cannot be an empty string", param=place)
     if outputs.json is not None:
-        schema = _parsed(outputs.json) if isinstance(outputs.json, str) else outputs.json
-        if schema is _INVALID:
-            raise BadRequest("Invalid JSON grammar specification.")
-        _check_nesting(schema, MAX_SCHEMA_NESTING)
+        tree = _parsed(outputs.json) if isinstance(outputs.json, str) else outputs.json
+        if tree is _INVALID:
+            raise BadRequest("Invalid JSON grammar specification.", param=schema)
+        _check_nesting(tree, MAX_SCHEMA_NESTING, place=schema)
     if outputs.json_object is False:
         raise BadRequest(
-            "structured_outputs.json_object must be True if set; omit structured_outputs to disable structured outputs"
+            "structured_outputs.json_object must be True if set; omit structured_outputs to disable structured outputs",
+            param="structured_outputs.json_object",
         )
     if outputs.regex and "\0" in outputs.regex:
-        raise BadRequest("structured_outputs.regex must not contain a NUL character ('\\x00')")
+        raise BadRequest(
+            "structured_outputs.regex must not contain a NUL character ('\\x00')", param="structured_outputs.regex"
+        )
 
 
 _INVALID = object()
@@ -151,7 +160,7 @@ def _parsed(text: str) -> Any:
         return _INVALID
 
 
-def _check_nesting(value: Any, limit: int) -> None:
+def _check_nesting(value: Any, limit: int, *, place: str) -> None:
     """Raises BadRequest where objects and arrays nest more than `limit` levels deep. Linear in the value's size."""
     level = [value]
     for _ in range(limit):
@@ -165,7 +174,8 @@ def _check_nesting(value: Any, limit: int) -> None:
         if not level:
             return
     raise BadRequest(
-        f"The JSON schema is nested too deeply: objects and arrays may nest at most {MAX_SCHEMA_NESTING} levels"
+        f"The JSON schema is nested too deeply: objects and arrays may nest at most {MAX_SCHEMA_NESTING} levels",
+        param=place,
     )
 
 

@@ -36,7 +36,7 @@ def check_chat(request: ChatCompletionRequest) -> None:
         )
     # What is unset is true, too: a final message that is to be continued has no room for a generation prompt.
     if request.continue_final_message and request.add_generation_prompt is not False:
-        raise BadRequest(_BOTH_PROMPTS)
+        raise BadRequest(_BOTH_PROMPTS, param="continue_final_message")
     if not request.messages:
         raise _no_messages()
 
@@ -69,7 +69,7 @@ def check_completion(request: CompletionRequest) -> None:
     if request.prompt_embeds not in (None, []):
         raise refuse("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", param="prompt_embeds")
     if prompt == []:
-        raise BadRequest("You must pass at least one prompt: prompt is []")
+        raise BadRequest("You must pass at least one prompt: prompt is []", param="prompt")
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
@@ -78,7 +78,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
         raise BadRequest("prompt and messages cannot both be given", param="prompt")
     if request.messages is not None:
         if request.continue_final_message and request.add_generation_prompt:
-            raise BadRequest(_BOTH_PROMPTS)
+            raise BadRequest(_BOTH_PROMPTS, param="continue_final_message")
         if not request.messages:
             raise _no_messages()
 
@@ -88,12 +88,15 @@ def check_template_trust(chat_template: str | None, kwargs: Json | None, *, trus
     if not trusted and (chat_template is not None or (kwargs and kwargs.get("chat_template") is not None)):
         raise BadRequest(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
-            "Refused request with untrusted chat template."
+            "Refused request with untrusted chat template.",
+            param="chat_template" if chat_template is not None else "chat_template_kwargs.chat_template",
         )
 
 
 def _no_messages() -> BadRequest:
-    return BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    return BadRequest(
+        "Cannot apply chat template to an empty conversation. Provide at least one message.", param="messages"
+    )
 
 
 def check_tool_parser(request: ChatCompletionRequest, *, has_parser: bool, auto: bool) -> None:
@@ -103,10 +106,13 @@ def check_tool_parser(request: ChatCompletionRequest, *, has_parser: bool, auto:
         return
     if choice == "auto":
         if not (has_parser and auto):
-            raise BadRequest('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+            raise BadRequest(
+                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+                param="tool_choice",
+            )
     elif not has_parser:
         name = f'function "{choice.function.name}"' if isinstance(choice, NamedToolChoice) else f'"{choice}"'
-        raise BadRequest(f"tool_choice={name} requires --tool-call-parser to be set")
+        raise BadRequest(f"tool_choice={name} requires --tool-call-parser to be set", param="tool_choice")
 
 
 def _check_common(request: ChatCompletionRequest | CompletionRequest) -> None:
@@ -126,7 +132,7 @@ def _check_common(request: ChatCompletionRequest | CompletionRequest) -> None:
             raise refuse("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
         _check_logprobs(request.prompt_logprobs, "prompt_logprobs")
     if request.use_beam_search:
-        raise BadRequest("Beam search is not supported by the render endpoint")
+        raise BadRequest("Beam search is not supported by the render endpoint", param="use_beam_search")
 
 
 def _check_logprobs(count: int, name: str) -> None:

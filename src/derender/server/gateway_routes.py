@@ -104,7 +104,8 @@ class _Handler:
             request = self._decode(body)
         model = self._registry.get(request.model)
         foreign = brings_template(request)
-        long = foreign or size > INLINE_BYTES or takes_long(request)
+        slow = model.tokenizer.encoder.name == "tokenizers"
+        long = foreign or size > INLINE_BYTES or takes_long(request, size=size, slow_encoder=slow)
         request_id = http.header(b"x-request-id")
         context = Context(
             model=model,

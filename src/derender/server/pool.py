@@ -44,20 +44,24 @@ class WorkPool:
         self._waiting_bytes = 0
         self._closed = False
 
-    async def run(self, function: Callable[[], T], *, size: int, foreign: bool = False) -> T:
+    async def run(self, function: Callable[[], T], *, size: int, foreign: bool = False, alone: bool = False) -> T:
         """`function()` in a thread. `size`: bytes that it holds. Raises what it raises, and `Unavailable` when full.
 
-        `foreign`: it waits for code of the caller's, which may take as long as it is let; the others wait for none of
-        it.
+        `alone`: it holds the interpreter's lock for as long as a large body.
+
+        `foreign`: it waits for code of the caller's, which may take as long as it is let, and is stopped when this is
+        cancelled; the others wait for none of it.
         """
         if self._closed:
             raise Unavailable("the server is shutting down")
         if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
             raise Unavailable("the server has too much work waiting; try again later")
         self._waiting_bytes += size
-        executor = self._foreign if foreign else self._executor if size <= ALONE_BYTES else self._alone
+        alone = alone or size > ALONE_BYTES
+        executor = self._foreign if foreign else self._alone if alone else self._executor
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, function)
+            return await (_stoppable(executor, function) if foreign else loop.run_in_executor(executor, function))
         finally:
             self._waiting_bytes -= size
 
@@ -66,3 +70,14 @@ class WorkPool:
         self._closed = True
         for executor in (self._executor, self._alone, self._foreign):
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _stoppable(executor: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+    from derender.template.limited import Asker  # a server without templates does without Jinja
+
+    asker = Asker()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, asker.run, function)
+    except asyncio.CancelledError:
+        asker.leave()
+        raise

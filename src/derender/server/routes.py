@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from derender.protocol.chat import ChatCompletionRequest
-from derender.protocol.codec import check_containers, encode
+from derender.protocol.codec import check_containers, encode, is_dense
 from derender.protocol.common import ModelList
 from derender.protocol.completions import CompletionRequest
 from derender.protocol.derender import (
@@ -24,7 +24,7 @@ from derender.server.cost import brings_template, takes_long
 from derender.server.messages import Request, Response, Route
 from derender.server.metrics import CONTENT_TYPE, generated_tokens
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
-from derender.server.pool import INLINE_BYTES, INLINE_DERENDER_BYTES, WorkPool
+from derender.server.pool import ALONE_BYTES, INLINE_BYTES, INLINE_DERENDER_BYTES, WorkPool
 from derender.server.streams import stream_routes
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def _at_once(method: str, path: str, answer: Callable[[Request], Response], *, o
 
 
 def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, metrics: TextMetrics) -> Route:
-    inline_bytes = INLINE_DERENDER_BYTES if operation.path.endswith("/derender") else INLINE_BYTES
+    derenders = operation.path.endswith("/derender")
+    inline_bytes = INLINE_DERENDER_BYTES if derenders else INLINE_BYTES
 
     def finish(request: Any, request_id: str | None, decoding: float) -> bytes:
         started = perf_counter()
@@ -106,16 +107,20 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
 
     def whole(body: bytes, request_id: str | None) -> Any:
         """The answer; what was decoded where it has to wait among those with a template of their own."""
-        check_containers(body)
+        check_containers(body, answer=derenders or operation is INVOCATION)
         request, seconds = decode(body)
         return (request, seconds) if brings_template(request) else finish(request, request_id, seconds)
+
+    def is_long(request: Any, size: int) -> bool:
+        slow = registry.get(request.model).tokenizer.encoder.name == "tokenizers"
+        return brings_template(request) or takes_long(request, size=size, slow_encoder=slow)
 
     def direct(http: Request) -> Response | None:
         body = http.body
         if len(body) > inline_bytes:
             return None
         request, seconds = decode(body)
-        if brings_template(request) or takes_long(request):
+        if is_long(request, len(body)):
             return None
         return Response(finish(request, _request_id(http), seconds))
 
@@ -124,13 +129,14 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
         request_id = _request_id(http)
         size = len(body)
         if size > inline_bytes:
-            answer = await http.unless_left(pool.run(lambda: whole(body, request_id), size=size))
+            alone = size <= ALONE_BYTES and is_dense(body)
+            answer = await http.unless_left(pool.run(lambda: whole(body, request_id), size=size, alone=alone))
             if isinstance(answer, bytes):
                 return Response(answer)
             request, seconds = answer
         else:
             request, seconds = decode(body)
-            if not (brings_template(request) or takes_long(request)):
+            if not is_long(request, size):
                 return Response(finish(request, request_id, seconds))
         work = pool.run(lambda: finish(request, request_id, seconds), size=size, foreign=brings_template(request))
         return Response(await http.unless_left(work))

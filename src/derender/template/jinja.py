@@ -181,6 +181,7 @@ class ChatTemplate:
     """
 
     _PROBED = True  # a template of a request's own is run for that request only
+    _PLACE = "messages"  # the field of a request that what the template raises is put down to
 
     __slots__ = (
         "_base", "_compiled", "_with_special", "constants", "content_format", "developer_role", "generation", "name",
@@ -273,18 +274,20 @@ class ChatTemplate:
             )
             text = self._join(compiled.root_render_func(context))
         except _Refused as error:
-            raise BadRequest(_printable(error.message or "", _SHOWN_REFUSAL)) from error
+            raise BadRequest(_printable(error.message or "", _SHOWN_REFUSAL), param=self._PLACE) from error
         except BadRequest:
             raise
         except Exception as error:  # the template is foreign code: whatever it provokes is the request's error
-            raise BadRequest(f"chat template could not be rendered: {_reason(error)}") from error
+            raise BadRequest(f"chat template could not be rendered: {_reason(error)}", param=self._PLACE) from error
         if opened is not None:
             text = _cut(text, opened)
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise BadRequest("the rendered prompt holds a lone surrogate, which is not text") from error
+                raise BadRequest(
+                    "the rendered prompt holds a lone surrogate, which is not text", param=self._PLACE
+                ) from error
         return text
 
     def _join(self, chunks: Iterable[str]) -> str:

@@ -14,9 +14,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from derender.protocol.codec import encode
 from derender.protocol.errors import ApiError, BadRequest, InvalidBody, Unavailable
@@ -25,7 +27,7 @@ from derender.template.kwargs import filter_template_kwargs
 from derender.template.messages import normalize_messages
 from derender.template.own_text import MarkedTemplate, OwnText
 
-__all__ = ["render_limited", "stop_all"]
+__all__ = ["Asker", "render_limited", "stop_all"]
 
 logger = logging.getLogger("derender.template")
 
@@ -45,7 +47,51 @@ _NOT_STARTED = "the server cannot start another process for chat templates of re
 _OVER = "the chat template of the request went over its limit of"
 
 
+T = TypeVar("T")
+
 _running: set[subprocess.Popen[bytes]] = set()
+
+
+class Asker:
+    """One who asks for a prompt. Once they have left, the processes that make it are killed, and none is started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._left = False
+
+    def run(self, function: Callable[[], T]) -> T:
+        """`function()`, whose templates are rendered for this one."""
+        token = _asker.set(self)
+        try:
+            return function()
+        finally:
+            _asker.reset(token)
+
+    def leave(self) -> None:
+        """From any thread: nobody waits any more."""
+        with self._lock:
+            self._left = True
+            for process in self._processes:
+                process.kill()
+
+    def begin(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._processes.add(process)
+            if self._left:
+                process.kill()
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._processes.discard(process)
+
+    def check(self) -> None:
+        """Raises `Unavailable` where nobody waits any more."""
+        if self._left:
+            raise Unavailable("the client has left")
+
+
+_asker: ContextVar[Asker | None] = ContextVar("derender_template_asker", default=None)
 
 
 def stop_all() -> None:
@@ -103,6 +149,8 @@ def render_limited(
         data = encode(task)  # many times as fast as json, which holds the interpreter's lock all the while
     except UnicodeEncodeError:  # a lone surrogate, which the child refuses by its place
         data = json.dumps(task).encode()
+    asker = _asker.get() or Asker()
+    asker.check()
     package = Path(__file__).parents[1]
     try:
         started = subprocess.Popen(
@@ -118,13 +166,16 @@ def render_limited(
         raise Unavailable(_NOT_STARTED) from None
     with started as process:
         _running.add(process)
+        asker.begin(process)
         try:
             answer, _ = process.communicate(data, timeout=seconds + _STARTING)
         except subprocess.TimeoutExpired:
             raise BadRequest(f"{_OVER} {seconds:g} seconds", param="chat_template") from None
         finally:
             _running.discard(process)
+            asker.end(process)
             process.kill()
+    asker.check()
     return _result(answer, process.returncode, seconds)
 
 
@@ -153,6 +204,7 @@ class _Limited(ChatTemplate):
     """A template whose output is counted while it is written."""
 
     _PROBED = False
+    _PLACE = "chat_template"
 
     __slots__ = ("max_chars",)
     max_chars: int
@@ -188,8 +240,6 @@ def _child() -> None:
 
 
 def _limit(seconds: float, memory_bytes: int) -> None:
-    import threading
-
     if sys.platform != "win32":
         import resource
 

@@ -216,7 +216,7 @@ class MarkedTemplate:
                 continue
             if self._own.show(made, common=self._common) == plain:
                 return Marked(plain, made)
-        raise BadRequest(_WORKED_ON)
+        raise BadRequest(_WORKED_ON, param="messages")
 
 
 class _Marker:

@@ -137,9 +137,12 @@ class TemplateSet:
         if self._templates:
             names = ", ".join(sorted(self._templates))
             raise BadRequest(
-                f"this model has several chat templates and no default: {names}. Start with --chat-template"
+                f"this model has several chat templates and no default: {names}. Start with --chat-template",
+                param="messages",
             )
-        raise BadRequest("this model has no chat template. Start the server with --chat-template to give it one")
+        raise BadRequest(
+            "this model has no chat template. Start the server with --chat-template to give it one", param="messages"
+        )
 
 
 def _named(templates: Any) -> dict[str, str]:

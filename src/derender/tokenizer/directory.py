@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from derender.tokenizer.files import TokenizerBroken, TokenizerSpec, read_json_object, tokenizer_spec
+from derender.model_files import LARGEST_RANKS, FileRefused, is_there
+from derender.tokenizer.files import (
+    TokenizerBroken,
+    TokenizerSpec,
+    read_json_object,
+    read_vocabulary_file,
+    tokenizer_spec,
+)
 from derender.tokenizer.sentencepiece import blank_first, sentencepiece_kind, sentencepiece_tree
 from derender.tokenizer.tekken import tekken_tree
 from derender.tokenizer.tiktoken import is_rank_file, tiktoken_tree
@@ -45,7 +52,10 @@ class VocabularyFile:
 
 def find_vocabulary(directory: Path, mode: SourceMode = "auto") -> tuple[VocabularyFile, tuple[str, ...]]:
     """The file to take and the names of the others. Raises `TokenizerBroken`, naming what is missing."""
-    found = list(_candidates(directory))
+    try:
+        found = list(_candidates(directory))
+    except FileRefused as error:
+        raise TokenizerBroken(str(error)) from None
     usable = [file for kind in _KINDS[mode] for file in found if file.kind == kind]
     if not usable:
         raise TokenizerBroken(_nothing(directory, mode, found))
@@ -77,28 +87,42 @@ def read_vocabulary(file: VocabularyFile, folder: Path, *, like_mistral: bool = 
     path, name = file.path, file.path.name
     if file.kind == "tokenizer.json":
         return tokenizer_spec(
-            path.read_bytes,
+            lambda: read_vocabulary_file(path),
             config=config,
             source=name,
             listed_apart=read_json_object(folder / "added_tokens.json"),
             model_type=str(read_json_object(folder / "config.json").get("model_type") or ""),
         )
+    try:
+        return _from_ranks(file, folder, config, like_mistral=like_mistral)
+    except TokenizerBroken as error:
+        if str(path) in str(error):
+            raise
+        raise TokenizerBroken(f"{path}: {error}") from None
+
+
+def _from_ranks(file: VocabularyFile, folder: Path, config: dict[str, Any], *, like_mistral: bool) -> TokenizerSpec:
+    path, name = file.path, file.path.name
+
+    def data() -> bytes:
+        return read_vocabulary_file(path, largest=LARGEST_RANKS)
+
     if file.kind == "tekken":
-        return _converted(lambda: tekken_tree(path.read_bytes()), config, f"{name} (tekken)")
+        return _converted(lambda: tekken_tree(data()), config, f"{name} (tekken)")
     if file.kind == "tiktoken":
         model_type = str(read_json_object(folder / "config.json").get("model_type", ""))
 
         def ranks() -> tuple[dict[str, Any], dict[str, Any]]:
-            return tiktoken_tree(path.read_bytes(), code=_code(folder), config=config, model_type=model_type)
+            return tiktoken_tree(data(), code=_code(folder), config=config, model_type=model_type)
 
         return _converted(ranks, config, f"{name} (tiktoken ranks)")
-    data = path.read_bytes()
+    first = data()
     asked = {} if like_mistral or ".model.v" in name else config
     return _converted(
-        lambda: sentencepiece_tree(path.read_bytes(), asked),
+        lambda: sentencepiece_tree(data(), asked),
         config,
-        f"{name} (sentencepiece {sentencepiece_kind(data)})",
-        blank_first(data, asked),
+        f"{name} (sentencepiece {sentencepiece_kind(first)})",
+        blank_first(first, asked),
     )
 
 
@@ -123,7 +147,7 @@ def _candidates(directory: Path) -> Iterator[VocabularyFile]:
     """The files of a directory that can be its vocabulary."""
     for path in sorted(directory.iterdir(), key=_rank):
         name = path.name
-        if not path.is_file():
+        if not _may_be_vocabulary(name) or not is_there(path):
             continue
         if name == "tokenizer.json":
             yield VocabularyFile("tokenizer.json", path)
@@ -136,6 +160,12 @@ def _candidates(directory: Path) -> Iterator[VocabularyFile]:
                 yield VocabularyFile("tiktoken" if is_rank_file(file.read(_PROBE)) else "sentencepiece", path)
         elif name.endswith(".gguf") and not name.startswith("mmproj"):
             yield VocabularyFile("gguf", path)
+
+
+def _may_be_vocabulary(name: str) -> bool:
+    if name.endswith(".json"):
+        return name == "tokenizer.json" or name.startswith("tekken")
+    return name.endswith((".tiktoken", ".model", ".gguf")) or ".model.v" in name
 
 
 def _rank(path: Path) -> tuple[bool, bool, str]:

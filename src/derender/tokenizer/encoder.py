@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +12,12 @@ from derender.tokenizer.corpus import verification_corpus
 from derender.tokenizer.files import TokenizerBroken, TokenizerSpec
 
 EncoderName = Literal["fastokens", "tokenizers"]
+
+_SHORT = 2048
+"""Characters of a text that is encoded with the interpreter's lock held: at most some milliseconds."""
+
+_AT_ONCE = 1 << 15
+"""Tokens whose places are asked for at once, which holds the lock, too: half a second for three million."""
 
 
 @dataclass(frozen=True)
@@ -26,43 +31,41 @@ class EncoderChoice:
 class Encoder:
     """Encodes for one model; safe to use from several threads.
 
-    The reference is loaded again only when offsets are asked for, since fastokens has none.
+    The reference stays loaded beside fastokens, which has no offsets: it could be loaded again when they are asked for,
+    but that holds the interpreter's lock from start to end, up to two seconds.
     """
 
     def __init__(self, spec: TokenizerSpec, *, force: EncoderName | None = None) -> None:
         """Raises `TokenizerBroken` if the tokenizer cannot be loaded, or not with the encoder that is forced."""
-        self._reload = spec.reload
-        self._lock = threading.Lock()
-        self._reference: Any = None
         self._fast: Any = None
         self._blank_first = spec.blank_first
         self.splits_special = bool(spec.config.get("split_special_tokens"))
         """Whether special tokens in a text are no tokens."""
         reason = "asked for by --tokenizer-mode" if force == "tokenizers" else ""
+        with ThreadPoolExecutor(1) as pool:
+            # Beside the reference, which holds the interpreter's lock while it is loaded; fastokens does not.
+            loading = None if reason or self.splits_special else pool.submit(_load_fast, spec)
+            self._reference = _load_reference(spec, splits_special=self.splits_special)
         if not reason:
-            reason = self._try_fast(spec)
+            reason = self._try_fast(spec, loading)
             if reason and force == "fastokens":
                 raise TokenizerBroken(f"fastokens cannot be used for this tokenizer: {reason}")
         self.choice = EncoderChoice(name="tokenizers" if reason else "fastokens", reason=reason)
-        if reason:
-            self._load_reference(spec)
 
-    def _try_fast(self, spec: TokenizerSpec) -> str:
-        """Load fastokens and hold it against the reference; the reason why not, or an empty string."""
-        if self.splits_special:
+    def _try_fast(self, spec: TokenizerSpec, loading: Future[Any] | None) -> str:
+        """Hold fastokens against the reference; the reason why not, or an empty string."""
+        if loading is None:
             return "it has no split_special_tokens, which tokenizer_config.json asks for"
         corpus = verification_corpus(token.content for token in spec.added_tokens)
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(_load_fast, spec)  # side by side: both libraries let go of the interpreter meanwhile
-            reference = self._load_reference(spec)
-            _check_added_ids(reference, spec)
-            try:
-                with _panics_raised():
-                    truth = [
-                        [reference.encode(text, add_special_tokens=add).ids for text in corpus] for add in (False, True)
-                    ]
-            except Exception as error:  # tokenizers raises bare Exception
-                raise TokenizerBroken(f"{spec.source} cannot be used: {str(error)[:200]}") from None
+        _check_added_ids(self._reference, spec)
+        try:
+            with _panics_raised():
+                truth = [
+                    [self._reference.encode(text, add_special_tokens=add).ids for text in corpus]
+                    for add in (False, True)
+                ]
+        except Exception as error:  # tokenizers raises bare Exception
+            raise TokenizerBroken(f"{spec.source} cannot be used: {str(error)[:200]}") from None
         try:
             with _panics_raised():
                 fast = loading.result()
@@ -74,33 +77,18 @@ class Encoder:
             return f"it cannot be imported: {error}"
         except Exception as error:  # a Rust library's own exception types: any of them means "not this tokenizer"
             return f"it refuses this tokenizer: {str(error).splitlines()[0][:160]}"
-        self._fast, self._reference = fast, None
+        self._fast = fast
         return ""
-
-    def _load_reference(self, spec: TokenizerSpec | None = None) -> Any:
-        with self._lock:
-            if self._reference is None:
-                from tokenizers import Tokenizer
-
-                described = spec or self._reload()
-                try:
-                    with _panics_raised():
-                        reference = Tokenizer.from_str(described.json_text.decode("utf-8"))
-                except Exception as error:  # tokenizers raises bare Exception
-                    raise TokenizerBroken(f"{described.source} cannot be loaded: {str(error)[:200]}") from None
-                reference.no_truncation()
-                reference.no_padding()
-                reference.encode_special_tokens = self.splits_special
-                self._reference = reference
-            return self._reference
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of a text; special tokens spelled in it become their ids, as in the reference."""
-        encoder = self._fast or self._reference
         if self._blank_first and text.startswith(self._blank_first):
             text = "▁" + text
         try:
-            ids: list[int] = encoder.encode(text, add_special_tokens=add_special_tokens).ids
+            if self._fast is not None:
+                ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+            else:
+                ids = encode_unlocked(self._reference, text, add_special_tokens=add_special_tokens).ids
         except BaseException as error:
             raise _raised(error) from None
         return ids
@@ -115,10 +103,24 @@ class Encoder:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids and, for each, its (start, end) in characters of the text. Uses the reference."""
         before = "▁" if self._blank_first and text.startswith(self._blank_first) else ""
-        encoding = self._load_reference().encode(before + text, add_special_tokens=add_special_tokens)
+        encoding = encode_unlocked(self._reference, before + text, add_special_tokens=add_special_tokens)
+        if len(encoding) <= _AT_ONCE:
+            offsets: list[tuple[int, int]] = encoding.offsets
+        else:
+            # One by one, so that other threads have their turn; what the tokenizer adds around a text has no place.
+            place = encoding.token_to_chars
+            offsets = [place(token) or (0, 0) for token in range(len(encoding))]
         if not before:
-            return encoding.ids, encoding.offsets
-        return encoding.ids, [(max(start - 1, 0), max(end - 1, 0)) for start, end in encoding.offsets]
+            return encoding.ids, offsets
+        return encoding.ids, [(max(start - 1, 0), max(end - 1, 0)) for start, end in offsets]
+
+
+def encode_unlocked(tokenizer: Any, text: str, *, add_special_tokens: bool) -> Any:
+    """The encoding of a text by a Tokenizer of the tokenizers library, without the interpreter's lock where the text is
+    long. `encode` holds it (0.5 s for a megabyte), `encode_batch` does not."""
+    if len(text) < _SHORT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -132,6 +134,20 @@ def _panics_raised() -> Iterator[None]:
         yield
     except BaseException as error:
         raise _raised(error) from None
+
+
+def _load_reference(spec: TokenizerSpec, *, splits_special: bool) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        with _panics_raised():
+            reference = Tokenizer.from_str(spec.json_text.decode("utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise TokenizerBroken(f"{spec.source} cannot be loaded: {str(error)[:200]}") from None
+    reference.no_truncation()
+    reference.no_padding()
+    reference.encode_special_tokens = splits_special
+    return reference
 
 
 def _load_fast(spec: TokenizerSpec) -> Any:

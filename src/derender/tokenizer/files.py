@@ -6,13 +6,13 @@ are taken, as transformers does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from derender.model_files import LARGEST_VOCABULARY, FileRefused, is_there, read_bytes, read_json
 from derender.tokenizer.options import NAMED_TOKENS, AddedToken, BadOption, added_tokens, changed_parts
 
 __all__ = ["AddedToken", "TokenizerBroken", "TokenizerSpec", "read_json_object", "tokenizer_spec"]
@@ -32,6 +32,7 @@ class _TokenizerJson(msgspec.Struct):
     model: _Model
     added_tokens: list[AddedToken] = []
     pre_tokenizer: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
 
 
@@ -62,15 +63,21 @@ _decode_json = msgspec.json.Decoder(_TokenizerJson)
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file, {} where there is no file. Raises `TokenizerBroken`."""
-    if not path.is_file():
-        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise TokenizerBroken(f"{path} is not valid JSON: {error}") from None
+        value = read_json(path) if is_there(path) else {}
+    except FileRefused as error:
+        raise TokenizerBroken(str(error)) from None
     if not isinstance(value, dict):
         raise TokenizerBroken(f"{path} does not hold a JSON object")
     return value
+
+
+def read_vocabulary_file(path: Path, *, largest: int = LARGEST_VOCABULARY) -> bytes:
+    """A file of at most `largest` bytes. Raises `TokenizerBroken`."""
+    try:
+        return read_bytes(path, largest=largest)
+    except FileRefused as error:
+        raise TokenizerBroken(str(error)) from None
 
 
 def tokenizer_spec(
@@ -84,14 +91,12 @@ def tokenizer_spec(
 ) -> TokenizerSpec:
     """A spec from what reads a tokenizer.json and from a tokenizer_config. `listed_apart`: added_tokens.json;
     `model_type`: of config.json, "" for none, where the class in the config counts. Raises `TokenizerBroken`."""
-    try:
-        json_text = read()
-    except OSError as error:
-        raise TokenizerBroken(f"tokenizer.json cannot be read: {error.strerror}") from None
+    json_text = read()
     try:
         parsed = _decode_json.decode(json_text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise TokenizerBroken(f"tokenizer.json cannot be read: {error}") from None
+    _check_frame(parsed.post_processor)
     vocab = parsed.model.vocab
     if isinstance(vocab, list):
         vocab = {token: i for i, (token, _) in enumerate(vocab)}
@@ -130,6 +135,27 @@ def tokenizer_spec(
         config=config,
         special_tokens=_named_tokens(config),
     )
+
+
+def _check_frame(step: Any) -> None:
+    """Raises `TokenizerBroken` for a token that is to stand around texts and that the file says no id of: the library
+    would look for it with each text, and panic."""
+    if not isinstance(step, dict):
+        return
+    inner = step.get("processors")
+    for one in inner if isinstance(inner, list) else ():
+        _check_frame(one)
+    known = step.get("special_tokens")
+    if not isinstance(known, dict):
+        return
+    for name in ("single", "pair"):
+        parts = step.get(name)
+        for part in parts if isinstance(parts, list) else ():
+            token = part.get("SpecialToken") if isinstance(part, dict) else None
+            if isinstance(token, dict) and isinstance(token.get("id"), str) and token["id"] not in known:
+                raise TokenizerBroken(
+                    f"tokenizer.json: post_processor.{name} names {token['id']!r}, and its special_tokens lack it"
+                )
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:

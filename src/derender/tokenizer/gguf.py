@@ -73,7 +73,9 @@ class _Reader:
             raise GgufBroken(f"{self._name} is a big-endian GGUF file; only little-endian files are supported")
         if version not in (2, 3):
             raise GgufBroken(f"{self._name} is of GGUF version {version}; versions 2 and 3 are supported")
-        if count > MAX_PAIRS or count * _SMALLEST_PAIR > self._size - self._at:
+        if count <= MAX_PAIRS and count * _SMALLEST_PAIR > self._size - self._at:
+            raise self._cut("the metadata")
+        if count > MAX_PAIRS:
             raise GgufBroken(f"{self._name} states an absurd number of metadata pairs: {count}")
         metadata: dict[str, Any] = {}
         for _ in range(count):

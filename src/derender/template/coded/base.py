@@ -98,14 +98,16 @@ class CodedTemplate(ChatTemplate):
                 options=kwargs,
             )
         except RecursionError as error:
-            raise BadRequest("a tool's schema or a call's arguments are nested too deeply") from error
+            raise BadRequest("a tool's schema or a call's arguments are nested too deeply", param="messages") from error
         if len(text) > MAX_CHARS:
             raise BadRequest(f"the prompt of these messages has more than {MAX_CHARS} characters", param="messages")
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise BadRequest("the rendered prompt holds a lone surrogate, which is not text") from error
+                raise BadRequest(
+                    "the rendered prompt holds a lone surrogate, which is not text", param="messages"
+                ) from error
         return text
 
 
@@ -115,7 +117,10 @@ def text_of(content: Any, separator: str = "") -> str:
     if isinstance(content, str):
         return content
     if any(part["type"] == "thinking" for part in content):
-        raise BadRequest("this model's prompt format has no content parts of type thinking; send them as `reasoning`")
+        raise BadRequest(
+            "this model's prompt format has no content parts of type thinking; send them as `reasoning`",
+            param="messages",
+        )
     # A part that names a tool has no text but the name.
     return separator.join(part["text"] if "text" in part else part["name"] for part in content)
 
