@@ -184,7 +184,7 @@ def test_the_servers_own_stream_leaves_ids_out_and_ours_does_not(engines):
 async def _events(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     http = EngineHttp(url)
     records = await http.events("/completion", json.dumps(body).encode())
-    events = [json.loads(record) async for record in records if record.startswith(b"{")]
+    events = [json.loads(record) async for some in records for record in some if record.startswith(b"{")]
     await http.aclose()
     return events
 
