@@ -185,7 +185,9 @@ open {serve}/docs
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="scripts/demo", description="The render → generate → derender loop on this CPU"
+        prog="scripts/demo",
+        description="The render → generate → derender loop on this CPU",
+        allow_abbrev=False,
     )
     parser.add_argument("prompt", nargs="?", default=PROMPT)
     parser.add_argument("--serve", action="store_true", help="leave the servers running and print curl lines")

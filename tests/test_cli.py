@@ -156,7 +156,7 @@ def test_serve_needs_a_model() -> None:
 
 @pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
 def test_an_unknown_parser_is_one_line_with_those_that_are_known(model: str, flag: str) -> None:
-    code, out, err = run("serve", model, flag, "herpes")
+    code, out, err = run("serve", model, flag, "herpes", "--port", "0")
     assert (code, out) == (1, "")
     assert f"{flag} herpes: no such output format; known are " in err
     assert "qwen3" in err

@@ -94,6 +94,23 @@ def test_an_end_inside_of_hidden_reasoning_is_hidden() -> None:
     assert read(model, ids, {})["token_ids"] == ids
 
 
+@pytest.mark.parametrize("stop", [None, ["zzz"]])
+def test_reasoning_is_counted_alike_whole_and_streamed(stop: list[str] | None) -> None:
+    """Also where a stop token that ends inside reasoning is held back, and then nothing follows it."""
+    model = parsed("qwen3", "<think>", "</think>")
+    ids = model.model.tokenizer.encode("<think>so<|im_end|>")
+    request = ask(stop=stop, stream=True)
+    counts = []
+    for groups in ([ids], [[one] for one in ids], [*([one] for one in ids), []]):
+        stream = ChatStreamDerenderer(model, _context(encode({"chat_request": request})))
+        for n, group in enumerate(groups):
+            finish = "stop" if n == len(groups) - 1 else None
+            choice = {"index": 0, "token_ids": group, "finish_reason": finish}
+            stream.push(_chunk(encode({"request_id": "r", "choices": [choice]})))
+        counts.append((stream.reasoned, stream.generated))
+    assert counts == [(len(ids), len(ids))] * 3
+
+
 def test_a_stop_token_of_the_request_is_reasoning_where_it_stands_in_it() -> None:
     model = parsed("qwen3", "<think>", "</think>")
     ids = model.model.tokenizer.encode("<think>x</think>y")

@@ -12,6 +12,7 @@ from tests.engines.sglang_stand_in import SglangStandIn, serving
 
 from derender.engines.connect import connect
 from derender.engines.errors import EngineFailed
+from derender.engines.http import EngineHttp
 
 
 def tokens_app(status: int) -> web.Application:
@@ -96,3 +97,11 @@ def test_the_key_goes_along():
 
     asyncio.run(inside())
     assert keys == ["Bearer secret"]
+
+
+def test_a_password_in_an_address_is_not_in_what_is_said_of_it() -> None:
+    assert EngineHttp("http://user:pw123@host:8000/base").url == "http://host:8000/base"
+    assert EngineHttp("unix:/run/engine").url == "unix:/run/engine"
+    with pytest.raises(ValueError, match="is no address") as caught:
+        EngineHttp("ftp://user:pw123@host")
+    assert "pw123" not in str(caught.value)

@@ -285,3 +285,9 @@ def test_tokenize_refused() -> None:
     both = {"messages": HI, "continue_final_message": True}
     assert "Cannot set both" in refused(tokenize, renderer(), **both)["message"]
     assert "--trust-request-chat-template" in refused(tokenize, renderer(), messages=HI, chat_template="x")["message"]
+
+
+def test_an_id_that_is_long_is_refused() -> None:
+    """It comes back in each chunk of a stream."""
+    assert refused(chat, renderer(), request_id="x" * 513)["param"] == "request_id"
+    assert chat(renderer(), request_id="x" * 512)["request_id"] == "chatcmpl-" + "x" * 512

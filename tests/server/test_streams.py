@@ -98,6 +98,8 @@ def test_what_is_wrong_from_the_start_is_an_answer_of_its_own(server: int) -> No
         (b'{"model": "nope"}\n', b"404"),
         (b'{"chat_request": 5}\n', b"400"),
         (b'{"stream_state": {"x": 1}}\n', b"400"),
+        (b'{"model": null, "token_ids": [1], "sampling_params": {}}\n', b"400"),  # what render made
+        (b'{"request_id": "r", "choices": []}\n', b"400"),
     ):
         exchange = Exchange(server)
         if body:

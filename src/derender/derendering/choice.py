@@ -133,7 +133,8 @@ class ChoiceStream:
             self._matcher.also(reported)
         if self._options.stop or reported is not None:
             events, kept, reasoning = self._push_watched(shown, before=first, finish=finish)
-            kept = max(0, kept - before)
+            # Without a match all belong to the output, a stop token that is held back among them.
+            kept = len(ids) if self._matcher.matched is None else max(0, kept - before)
         else:
             events, kept = self._parser.push(shown), len(ids)
             reasoning = self._parser.reasoning

@@ -53,14 +53,14 @@ class EngineHttp:
         max_answer_bytes: int = 1 << 30,
         max_record_bytes: int = 64 << 20,
     ) -> None:
-        self.url = url
+        self.url = _shown(url)
         self.name = name
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         if self._socket is not None and self._socket.startswith("//"):
             self._socket = self._socket[2:]
         self._base = "http://engine" if self._socket is not None else url.rstrip("/")
         if self._socket is None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
-            raise ValueError(f"{url!r} is no address of an engine: http://HOST:PORT, https://… or unix:/PATH")
+            raise ValueError(f"{self.url!r} is no address of an engine: http://HOST:PORT, https://… or unix:/PATH")
         self._headers = {"Content-Type": _JSON}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -268,6 +268,13 @@ def _told(body: bytes) -> tuple[str, str | None, str | None]:
         type_ if isinstance(type_, str) else None,
         param if isinstance(param, str) else None,
     )
+
+
+def _shown(url: str) -> str:
+    """An address for logs: without a name and a password in it."""
+    scheme, slashes, rest = url.partition("://")
+    where, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{where.rpartition('@')[2]}{slash}{path}" if slashes else url
 
 
 def failure_of(error: Any, *, name: str) -> ApiError:

@@ -153,7 +153,9 @@ class Streaming:
             if chunk.usage is not None:
                 self._cached[leg.prompt] = chunk.usage
             if chunk.choices:
-                made.append(self._push(leg, chunk))
+                out = self._push(leg, chunk)
+                if out.choices:  # of choices that have ended there is nothing more to tell
+                    made.append(out)
                 self._over = self._stopped()
                 if self._over:
                     break
@@ -169,7 +171,7 @@ class Streaming:
             out = stream.push(
                 GenerateChunk(
                     request_id=self._context.identity,
-                    prompt_token_ids=chunk.prompt_token_ids,
+                    prompt_token_ids=self._told_ids(leg),
                     metrics=chunk.metrics,
                     choices=choices,
                 )
@@ -178,6 +180,10 @@ class Streaming:
             leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
             raise leg.failure from error
         return self._finished(out, stream, leg.prompt)
+
+    def _told_ids(self, leg: Leg) -> list[int] | None:
+        """The prompt's ids where the client wants them; engines tell them not at all, or in one chunk."""
+        return self._context.prompts[leg.prompt].token_ids if self._context.request.return_token_ids else None
 
     def _finished(self, chunk: Chunk, stream: ChatStreamDerenderer | CompletionStreamDerenderer, prompt: int) -> Chunk:
         if self._continuous and chunk.choices:

@@ -41,6 +41,7 @@ _NOT_OF_IDS = (
     "continue_final_message", "add_special_tokens",
 )  # fmt: skip
 _REUSED = "kv_transfer_params.prompt_token_ids"
+MAX_REQUEST_ID = 512
 MAX_REPEATED_BYTES = 32 << 20
 """What an answer may hold of the parameters again and again, in bytes of JSON: each prompt has them all, so that 1,024
 prompts with stop strings of a megabyte would make an answer of gigabytes."""
@@ -369,10 +370,14 @@ def _asked(request: ChatCompletionRequest) -> Json | None:
 
 
 def _base_id(header: str | None, body: str | None) -> str:
-    """A request's own id: the header's, else the body's, else 16 random hex digits."""
-    if header is not None:
-        return header
-    return f"{_RANDOM.getrandbits(64):016x}" if body is None else body
+    """A request's own id: the header's, else the body's, else 16 random hex digits. Raises BadRequest for a long one:
+    it comes back in each chunk of a stream, and goes into logs."""
+    given = body if header is None else header
+    if given is None:
+        return f"{_RANDOM.getrandbits(64):016x}"
+    if len(given) > MAX_REQUEST_ID:
+        raise BadRequest(f"request_id has more than {MAX_REQUEST_ID} characters", param="request_id")
+    return given
 
 
 def _check_repeated(params: Json, request: CompletionRequest, base: str, *, prompts: int) -> None:

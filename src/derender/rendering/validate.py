@@ -106,8 +106,9 @@ def check_tool_parser(request: ChatCompletionRequest, *, has_parser: bool, auto:
         return
     if choice == "auto":
         if not (has_parser and auto):
+            none_found = "; no known format of tool calls was found in this model" if auto else ""
             raise BadRequest(
-                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+                f'"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set{none_found}',
                 param="tool_choice",
             )
     elif not has_parser:

@@ -29,6 +29,9 @@ MANY_CARRIED = 8192
 """JSON values that are only checked and written again, for each prompt: biases, stop ids, transfer parameters. Each
 takes about 0.2 µs."""
 
+SHORT_BYTES = 512
+"""Bytes of a body that can hold no more of anything than is quickly done; it is not looked through."""
+
 HASHED_BYTES = 2048
 """Bytes of a body that asks for hashes of its blocks. They may be of one token, and a token of one byte; each hash
 takes 1 to 2 µs."""
@@ -46,6 +49,19 @@ def brings_template(request: Any) -> bool:
         return True
     kwargs = getattr(request, "chat_template_kwargs", None)
     return kwargs is not None and "chat_template" in kwargs
+
+
+def takes_long_though_short(request: Any) -> bool:
+    """Whether a request whose body has at most `SHORT_BYTES` may take long all the same: not by how much it holds."""
+    kind = type(request)
+    if kind is ChatCompletionRequest:
+        return (
+            request.chat_template is not None
+            or request.chat_template_kwargs is not None
+            or request.previous_token_ids is not None
+            or bool(request.return_token_offsets or request.return_message_spans or request.return_loss_mask)
+        )
+    return kind is not CompletionRequest or bool(request.return_token_offsets)
 
 
 def takes_long(request: Any, *, size: int | None = None, slow_encoder: bool = False) -> bool:

@@ -96,8 +96,9 @@ class Events:
                 parts.append(self._event(chunk, [role], usage=_before(chunk.usage)))
             if (made := _choice(choice)) is not None:
                 choices.append(made)
-        if choices or not chunk.choices or (chunk.usage is not None and not parts):
-            parts.append(self._event(chunk, choices, usage=chunk.usage))
+        # An event without choices is the last one, which tells usage: clients look at the first choice of any other.
+        if choices or (not chunk.choices and chunk.usage is not None):
+            parts.append(self._event(chunk, choices, usage=chunk.usage, prompt=not parts))
         return b"".join(parts)
 
     def _plain_start(self, chunk: ChatCompletionChunk, index: int) -> bytes:
@@ -123,14 +124,20 @@ class Events:
             for one in chunk.choices
             if one.text or one.logprobs or one.finish_reason or one.token_ids or one.prompt_token_ids
         ]
-        if choices or not chunk.choices or chunk.usage is not None:
+        if choices or (not chunk.choices and chunk.usage is not None):
             return self._event(chunk, choices, usage=chunk.usage)
         return b""
 
     def _event(
-        self, chunk: ChatCompletionChunk | CompletionChunk, choices: list[Any], *, usage: Usage | None = None
+        self,
+        chunk: ChatCompletionChunk | CompletionChunk,
+        choices: list[Any],
+        *,
+        usage: Usage | None = None,
+        prompt: bool = True,
     ) -> bytes:
-        prompt = getattr(chunk, "prompt_token_ids", None)
+        """One event; `prompt`: with the prompt's ids, where the chunk has them."""
+        prompt_ids = getattr(chunk, "prompt_token_ids", None) if prompt else None
         return (
             b"data: "
             + encode(
@@ -141,7 +148,7 @@ class Events:
                     chunk.model,
                     choices,
                     self._null_usage if usage is None else usage,
-                    UNSET if prompt is None else prompt,
+                    UNSET if prompt_ids is None else prompt_ids,
                     UNSET if chunk.metrics is None else chunk.metrics,
                 )
             )

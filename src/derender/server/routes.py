@@ -20,7 +20,7 @@ from derender.protocol.derender import (
 )
 from derender.protocol.errors import InvalidBody
 from derender.protocol.generate import GenerateRequest
-from derender.server.cost import brings_template, takes_long
+from derender.server.cost import SHORT_BYTES, brings_template, takes_long, takes_long_though_short
 from derender.server.messages import Request, Response, Route
 from derender.server.metrics import CONTENT_TYPE, generated_tokens
 from derender.server.operations import ACTIONS, INVOCATION, OPERATIONS, Operation
@@ -112,6 +112,8 @@ def _operation(operation: Operation, registry: ModelRegistry, pool: WorkPool, me
         return (request, seconds) if brings_template(request) else finish(request, request_id, seconds)
 
     def is_long(request: Any, size: int) -> bool:
+        if size <= SHORT_BYTES and not takes_long_though_short(request):
+            return False
         slow = registry.get(request.model).tokenizer.encoder.name == "tokenizers"
         return brings_template(request) or takes_long(request, size=size, slow_encoder=slow)
 

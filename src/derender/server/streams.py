@@ -39,6 +39,9 @@ class _EngineError(msgspec.Struct):
     error: dict[str, Any]
 
 
+_CONTEXT = frozenset((*ChatStreamContext.__struct_fields__, *CompletionStreamContext.__struct_fields__))
+_OF_ENGINES = frozenset(("token_ids", "sampling_params", "choices"))  # what a generate request or its answer has
+_anything = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOTHING = GenerateChunk(choices=[])
 _chunk = Decoder(GenerateChunk, lenient_numbers=True)
 _chat = Decoder(ChatStreamContext)
@@ -84,11 +87,26 @@ def _handler(opener: Callable[[bytes], Stream], pool: WorkPool, metrics: TextMet
         first = await anext(records, None)
         if first is None:
             raise InvalidBody("the body has no records: the first one is the context", param="body")
+        check_context(first)
         # What is wrong from the start is an answer of its own, with its status; later it is an event.
         stream = await _work(opener, first, pool)
         return StreamResponse(_derendered(stream, records, pool, metrics, context_bytes=len(first)))
 
     return handle
+
+
+def check_context(record: bytes) -> None:
+    """Raises `InvalidBody` for a first record that has nothing of a context: a generate request or answer, say."""
+    try:
+        found = _anything.decode(record)
+    except (msgspec.DecodeError, RecursionError):
+        return  # the decoder of the context tells it better
+    if found and (not _CONTEXT.intersection(found) or not _OF_ENGINES.isdisjoint(found)):
+        raise InvalidBody(
+            f"the first record is the context, an object with any of {', '.join(sorted(_CONTEXT))}; this one has "
+            f"{', '.join(map(repr, list(found)[:5]))[:200]}",
+            param="body",
+        )
 
 
 async def _work(function: Callable[[bytes], T], record: bytes, pool: WorkPool, *, context_bytes: int = 0) -> T:
