@@ -26,6 +26,7 @@ from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineMo
 from derender.engines.errors import EngineFailed, EngineRefused
 from derender.engines.http import EngineHttp, failure_of
 from derender.engines.owned import Owned, one_by_one
+from derender.engines.served import served_models
 from derender.engines.sglang_answer import Answer, Output, decode, prompt_logprobs
 from derender.engines.sglang_body import body
 from derender.protocol.codec import encode
@@ -59,23 +60,12 @@ class _Info(msgspec.Struct):
     schedule_low_priority_values_first: bool = False
 
 
-class _Card(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-    root: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card]
-
-
 class _RankLoad(msgspec.Struct):
     num_reqs: int = 0
     num_waiting_reqs: int = 0
 
 
 _info = msgspec.json.Decoder(_Info)
-_models = msgspec.json.Decoder(_Models)
 _load = msgspec.json.Decoder(list[_RankLoad])
 
 
@@ -278,11 +268,7 @@ class SglangEngine:
         return EngineLoad(running=max(0, sum(rank.num_reqs for rank in ranks) - waiting), waiting=waiting)
 
     async def models(self) -> list[EngineModel]:
-        try:
-            cards = _models.decode(await self.http.get("/v1/models", seconds=_SECONDS)).data
-        except msgspec.DecodeError:
-            raise EngineFailed(f"{self.http.name} does not tell its models") from None
-        return [EngineModel(name=card.id, max_model_len=card.max_model_len, root=card.root) for card in cards]
+        return await served_models(self.http, seconds=_SECONDS)
 
     async def aclose(self) -> None:
         await self.http.aclose()

@@ -19,6 +19,7 @@ from derender.engines.base import NO_HEADERS, Capabilities, EngineLoad, EngineMo
 from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
 from derender.engines.http import EngineHttp, failure_of
 from derender.engines.owned import Owned, one_by_one
+from derender.engines.served import served_models
 from derender.protocol.codec import Decoder, encode
 from derender.protocol.common import StreamOptions, StructuredOutputs
 from derender.protocol.errors import ApiError, InvalidBody, Unavailable
@@ -52,22 +53,11 @@ class _Failure(msgspec.Struct):
     error: Any
 
 
-class _Card(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-    root: str | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card]
-
-
 class _Load(msgspec.Struct):
     server_load: int = 0
 
 
 _failure = msgspec.json.Decoder(_Failure)
-_models = msgspec.json.Decoder(_Models)
 _load = msgspec.json.Decoder(_Load)
 
 _PROBES: Mapping[str, SamplingParams] = {
@@ -238,11 +228,7 @@ class VllmEngine:
         return EngineLoad(running=told.server_load)
 
     async def models(self) -> list[EngineModel]:
-        try:
-            cards = _models.decode(await self.http.get("/v1/models", seconds=_HEALTH_SECONDS)).data
-        except msgspec.DecodeError:
-            raise EngineFailed(f"{self.http.name} does not tell its models") from None
-        return [EngineModel(name=card.id, max_model_len=card.max_model_len, root=card.root) for card in cards]
+        return await served_models(self.http, seconds=_HEALTH_SECONDS)
 
     async def aclose(self) -> None:
         await self.http.aclose()

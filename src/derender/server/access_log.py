@@ -15,6 +15,8 @@ from derender.protocol.chat import ChatCompletionRequest
 from derender.protocol.codec import encode_text
 from derender.server.messages import Request
 
+_MOST_ENGINES = 16  # of a request with many prompts, each of which is asked for apart
+
 logger = logging.getLogger("derender.access")
 
 
@@ -45,7 +47,7 @@ class AccessLog:
             "choices": context.choices,
             "prompt_tokens": sum(len(one.token_ids) for one in context.prompts),
             "generated_tokens": context.generated,
-            "engines": context.engines,
+            "engines": context.engines[:_MOST_ENGINES],
             "retries": context.retries,
             "seconds": round(perf_counter() - context.started, 6),
             **{f"{stage}_seconds": round(seconds, 6) for stage, seconds in context.spent.items()},
