@@ -238,3 +238,19 @@ def test_a_hub_id_comes_from_the_hubs_cache(model: str, tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert "some/other: not a local directory, and not to be had from the hub" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("gateway", "./none"), "no such file or directory"),
+        (("gateway", "org/model"), "name one with --engine URL"),
+        (("gateway", "./m.gguf", "--log-prompts"), "give --access-log"),
+        (("gateway", "m", "--engine", "localhost:8000"), "--engine"),
+        (("gateway", "m", "--prefill", "http://h:1"), "--decode"),
+    ],
+)
+def test_what_a_gateway_cannot_do_is_said_before_it_starts(arguments: tuple[str, ...], says: str) -> None:
+    code, out, err = run(*arguments, "--port", "0")
+    assert (code, out) == (2, "")
+    assert says in " ".join(err.replace("│", " ").split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ from derender import cli_options as option
 from derender.cli_serve import load_registry, run_server, serve, serving
 
 if TYPE_CHECKING:
-    from derender.gateway.settings import EngineSpec, GatewaySettings
+    from derender.gateway.settings import EngineSpec, GatewaySettings, Role
     from derender.settings import ModelSettings
 
+_FLAGS: Mapping[str, Role] = {"engine": "any", "prefill": "prefill", "decode": "decode"}
 _ENGINES = "Engines"
 _LIMITS = "Limits"
 
@@ -83,6 +84,8 @@ def gateway(**given: Any) -> None:
     option.check_choices(policy=given["policy"], engine_kind=given["engine_kind"])
     if given["format_file"]:  # it stands for both parsers
         given.update({name: None for name in ("tool_call_parser", "reasoning_parser") if given[name] == "detect"})
+    if given["log_prompts"] and not given["access_log"]:
+        raise typer.BadParameter("is for the access log: give --access-log, too", param_hint="--log-prompts")
     served, settings = serving({**given, "access_log": False})
     specs = _specs(given, served)
     _check_file(given["engines_file"])
@@ -105,28 +108,27 @@ def _specs(given: dict[str, Any], served: Sequence[tuple[str, ModelSettings]]) -
     """The engines of the command line; the model's own file where there are none. Raises `typer.BadParameter`."""
     from derender.gateway.settings import EngineSpec
 
-    specs = []
-    for flag, role in (("engine", "any"), ("prefill", "prefill"), ("decode", "decode")):
+    key = _engine_key(given["engine_api_key"])
+    found: dict[tuple[str, Role], EngineSpec] = {}
+    for flag, role in _FLAGS.items():
         for text in given[flag] or ():
             name, url = _named_url(text)
-            if not url.startswith(("http://", "https://", "unix:")):
-                raise typer.BadParameter(
-                    f"{text!r} is no address: http://HOST:PORT, https://… or unix:/PATH", param_hint=f"--{flag}"
-                )
-            specs.append(
-                EngineSpec(
-                    url=url,
-                    kind=given["engine_kind"],
-                    role=role,  # type: ignore[arg-type]
-                    models=(name,) if name else (),
-                    api_key=given["engine_api_key"],
-                )
-            )
+            _check_url(url, key=key, flag=flag)
+            before = found.get((url, role))
+            models: tuple[str, ...] = (name,) if name is not None else ()
+            if before is not None:  # one engine for several models, or for all
+                models = tuple(dict.fromkeys((*before.models, *models))) if models and before.models else ()
+            kind = given["engine_kind"]
+            found[url, role] = EngineSpec(url=url, kind=kind, role=role, models=models, api_key=key)
+    specs = list(found.values())
     if bool(given["prefill"]) != bool(given["decode"]):
         raise typer.BadParameter("a split needs both", param_hint="--prefill, --decode")
+    _check_use(specs, served)
     if specs or given["engines_file"]:
         return tuple(specs)
     for path, model in served:
+        if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
+            raise typer.BadParameter(f"{path}: no such file or directory", param_hint="MODEL")
         if not path.endswith(".gguf"):
             raise typer.BadParameter(
                 f"{path} has no engine: name one with --engine URL (a GGUF file has one embedded)",
@@ -158,6 +160,36 @@ def _check_file(path: Path | None) -> None:
         load_engines(path)
     except EnginesFileError as error:
         raise typer.BadParameter(str(error), param_hint="--engines-file") from None
+
+
+def _engine_key(key: str | None) -> str | None:
+    """The key of `--engine-api-key`: a secret that comes out of a file has a newline. Raises `typer.BadParameter`."""
+    from derender.gateway.settings import fault_of_key
+
+    key = key and key.strip()
+    if fault := fault_of_key(key):
+        raise typer.BadParameter(fault, param_hint="--engine-api-key")
+    return key
+
+
+def _check_url(url: str, *, key: str | None, flag: str) -> None:
+    """Raises `typer.BadParameter` for an address at which no engine can be."""
+    from derender.gateway.backends import engine_name
+    from derender.gateway.settings import fault_of_both, fault_of_url
+
+    if fault := fault_of_url(url) or fault_of_both(url, key):
+        raise typer.BadParameter(f"{engine_name(url)!r} {fault}", param_hint=f"--{flag}")
+
+
+def _check_use(specs: Sequence[EngineSpec], served: Sequence[tuple[str, ModelSettings]]) -> None:
+    """Raises `typer.BadParameter` for an engine that would never be given anything."""
+    from derender.gateway.backends import engine_name
+    from derender.gateway.unused import by_first_name, unused
+
+    names = [model.served_model_names or (path,) for path, model in served]
+    for spec, what in unused(by_first_name(specs, names=names), names=names):
+        flag = next(flag for flag, role in _FLAGS.items() if role == spec.role)
+        raise typer.BadParameter(f"{engine_name(spec.url)} {what}", param_hint=f"--{flag}")
 
 
 def _named_url(text: str) -> tuple[str | None, str]:

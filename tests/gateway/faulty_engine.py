@@ -174,10 +174,13 @@ def refusal(message: str, *, status: int, type_: str = "BadRequestError") -> dic
 
 @dataclass
 class FaultyEngine:
-    """The server. `behave` gives the behaviour for each request; `health` is the status of the health route."""
+    """The server. `behave` gives the behaviour for each request; `health` is the status of the health route; `name` and
+    `length` are those of its model."""
 
     behave: Callable[[Ask], Behaviour] = lambda ask: right
     health: int = 200
+    name: str = "engine-model"
+    length: int | None = 4096
     port: int = 0
     asked: list[Ask] = field(default_factory=list)
     aborts: Counter[str] = field(default_factory=Counter)
@@ -234,7 +237,7 @@ class FaultyEngine:
         if path == "/health":
             await to.whole(b"", status=self.health)
         elif path == "/v1/models":
-            await to.json({"object": "list", "data": [{"id": "engine-model", "max_model_len": 4096}]})
+            await to.json({"object": "list", "data": [{"id": self.name, "max_model_len": self.length}]})
         elif path == "/version":
             await to.json({"version": "0.32.0"})
         elif path == ABORT:

@@ -10,7 +10,8 @@ from tests.gateway.fakes import FakeEngine, at_once, settled, spec
 
 from derender.engines.base import Capabilities
 from derender.engines.errors import EngineFailed, EngineRefused, EngineTimeout
-from derender.gateway.backends import Backend, Circuit, engine_name
+from derender.gateway.backends import Backend, engine_name
+from derender.gateway.circuit import Circuit
 from derender.gateway.settings import EngineSpec, PoolSettings
 from derender.protocol.errors import ApiError, BadRequest
 
@@ -287,10 +288,10 @@ def test_watch_learns_then_looks() -> None:
         await asyncio.sleep(3.9)
         assert engine.asked[3:] == []
         await asyncio.sleep(2.2)
-        assert engine.asked[3:] == ["health"]
+        assert engine.asked[3:] == ["health", "models"]
         await asyncio.sleep(100)
-        assert set(engine.asked[3:]) == {"health"}
-        assert 17 <= len(engine.asked[3:]) <= 26
+        assert set(engine.asked[3:]) == {"health", "models"}
+        assert 34 <= len(engine.asked[3:]) <= 52
         assert set(changes) == {True}
         await ended(task)
 

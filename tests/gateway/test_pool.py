@@ -7,7 +7,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 from tests.gateway.fakes import FakeEngine, Fleet, States, at_once, now, outcome, settled, spec, url
@@ -18,6 +17,7 @@ from derender.gateway.backends import Backend
 from derender.gateway.meter import NoMeter
 from derender.gateway.pool import EnginePool, Lease, meet
 from derender.gateway.settings import EngineSpec, Policy, PoolSettings, Role
+from derender.gateway.waiting import Want
 from derender.protocol.errors import Unavailable
 
 DOWN = "no engine is up for this model"
@@ -242,7 +242,7 @@ def test_roles() -> None:
         for role, name in (("any", "a"), ("prefill", "p"), ("decode", "d")):
             for _ in range(5):
                 with await pool.take("m", role=role) as lease:  # type: ignore[arg-type]
-                    assert lease.backend.name == url(name)
+                    assert lease.backend.name == url(name) + ("" if role == "any" else f" ({role})")
         pool.set_specs([spec("p", role="prefill"), spec("d", role="decode")])
         assert pool.ready(["m"])
         assert await outcome(pool.take("m")) == NONE
@@ -261,7 +261,32 @@ def test_splits_and_ready_when_one_side_is_down() -> None:
         await pool.start()
         assert pool.splits("m")
         assert not pool.ready(["m"])
-        assert await outcome(pool.take("m", role="decode")) == DOWN
+        assert await outcome(pool.take("m", role="decode")) == "no decode engine is up for this model"
+        await pool.aclose()
+
+    at_once(main)
+
+
+@pytest.mark.parametrize("down", ["p", "d"])
+def test_a_split_is_ready_with_both_sides_whatever_else_there_is(down: str) -> None:
+    async def main() -> None:
+        able = Capabilities(stop_strings=True)
+        fleet = Fleet(a=FakeEngine("m"), p=FakeEngine("m", able=able), d=FakeEngine("m", able=able))
+        pool = fleet.pool(
+            spec("a"), spec("p", role="prefill"), spec("d", role="decode"), probe_seconds=1, failures=1,
+            cooldown_seconds=1,
+        )  # fmt: skip
+        await pool.start()
+        assert pool.ready(["m"])
+        assert pool.capabilities("m") == able  # the engine for everything gets nothing
+        fleet[down].up = False
+        await asyncio.sleep(3)
+        assert not pool.ready(["m"])
+        role: Role = "prefill" if down == "p" else "decode"
+        assert await outcome(pool.take("m", role=role)) == f"no {role} engine is up for this model"
+        fleet[down].up = True
+        await asyncio.sleep(3)
+        assert pool.ready(["m"])
         await pool.aclose()
 
     at_once(main)
@@ -741,24 +766,15 @@ def test_an_engine_taken_out_while_it_connects() -> None:
 class Fair(EnginePool):
     """Sees that nothing is given past one that came before and could have had it."""
 
-    _served: Any = None
-
-    def _serve(self, waiter: Any) -> bool:
-        self._served = waiter
-        try:
-            return super()._serve(waiter)
-        finally:
-            self._served = None
-
-    def _give(self, *request: Any) -> Lease | None:
-        lease = super()._give(*request)
+    def _give(self, want: Want) -> Lease | None:
+        lease = super()._give(want)
         if lease is not None:
-            for line in self._lines.values():
-                for waiter in line.values():
-                    if self._served is not None and waiter.number >= self._served.number:
-                        break
-                    if not waiter.given.done() and lease.backend not in waiter.exclude:
-                        assert lease.backend not in self._serving(waiter.model, waiter.role)
+            number = next((one.number for one in self._waiting if one.want is want), None)
+            for waiter in self._waiting:
+                if number is None or waiter.number >= number or waiter.given.done():
+                    continue
+                if lease.backend not in waiter.want.exclude and lease.backend.fits(waiter.want.need):
+                    assert lease.backend not in self._serving(*waiter.want.line)
         return lease
 
 
@@ -847,7 +863,7 @@ class Storm:
             if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError):
                 raise one
         assert self.pool.waiting == 0
-        assert not self.pool._lines
+        assert not list(self.pool._waiting)
         assert all(backend.running == 0 for backend in self.held)
         assert not any(self.held.values())
         await self.pool.aclose()

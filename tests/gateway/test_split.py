@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
 from tests.gateway.split_stand_in import Caches, SplitEngine
 from tests.gateway.under_test import CHAT, COMPLETIONS, gate, run
+
+from derender.engines.errors import EngineFailed
+from derender.gateway.settings import PoolSettings
 
 CHAT_BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
 OWN = {"do_remote_prefill": True, "remote_engine_id": "elsewhere", "remote_host": "h", "remote_port": 1}
@@ -77,3 +81,27 @@ def test_a_failure_of_either_ends_in_an_error(stream: bool) -> None:
     assert (answer.status, len(prefill.asked), len(decode.asked)) == (502, 1, 1)
     assert answer.error["type"] == "BadGatewayError"
     assert caches.fetched == 0
+
+
+@pytest.mark.parametrize("down", [0, 1])
+def test_where_one_side_is_down_it_is_named_and_the_gateway_is_not_ready(down: int) -> None:
+    async def main() -> None:
+        caches = Caches()
+        settings = PoolSettings(failures=1, probe_seconds=0.05, cooldown_seconds=60)
+        async with contextlib.AsyncExitStack() as stack:
+            sides = [SplitEngine("prefill", caches), SplitEngine("decode", caches)]
+            for one in sides:
+                await stack.enter_async_context(one)
+            gateway = await stack.enter_async_context(
+                gate(*sides, roles=("prefill", "decode"), pool=settings)  # type: ignore[arg-type]
+            )
+            assert (await gateway.app_ready()).status == 200
+            backend = gateway.gateway.pool.backends[down]
+            backend.leave(backend.enter(), failure=EngineFailed("broke off"), answered=True)
+            assert (await gateway.app_ready()).status == 503
+            answer = await gateway.ask(CHAT, CHAT_BODY)
+            assert answer.status == 503
+            assert answer.error["message"] == f"no {sides[down].kind} engine is up for this model"
+            assert (sides[0].asked, sides[1].asked) == ([], [])
+
+    run(main)

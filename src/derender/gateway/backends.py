@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 from derender.engines.base import Capabilities, Engine
 from derender.engines.errors import EngineFailed, EngineRefused
+from derender.gateway.circuit import Circuit, loop_time
 from derender.gateway.settings import EngineSpec, PoolSettings
 from derender.protocol.errors import ApiError
 
 logger = logging.getLogger("derender.gateway")
 
 Connect = Callable[[EngineSpec], "Awaitable[Engine] | Engine"]
-CircuitState = Literal["closed", "open", "half-open"]
 
 OVERLOAD_SECONDS = 1.0
 """How long an engine that said that it has too much to do is given nothing."""
@@ -27,8 +27,14 @@ _HEALTH_SECONDS = 6.0  # one over what a client over HTTP gives it
 _MODELS_SECONDS = 10.0
 _PROBE_SECONDS = 90.0  # over what a client gives an engine that compiles its kernels for its first request
 _CLOSE_SECONDS = 10.0
+_DOUBT_SECONDS = 1.0
+"""How long after a look at an engine its refusals make no other one."""
+
 _JITTER = 0.2
 """The share of the time between two probes by which it varies, so that many gateways do not probe in step."""
+
+_DOUBTFUL = (400, 404)
+"""Refusals that an engine gives where it is not what it was: its context is shorter, its model has another name."""
 
 _MAX_TROUBLE = 300
 
@@ -44,98 +50,10 @@ def engine_name(url: str) -> str:
     return scheme + separator + authority.rpartition("@")[2] + slash + path
 
 
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
-class Circuit:
-    """Whether an engine may be tried: closed (yes), open (not until the cooldown is over), half-open (once).
-
-    `failures` requests, or as many probes, that fail in a row open it. They are counted apart: an engine may well
-    answer its health route and fail every request. For the same reason a probe that succeeds closes the circuit but
-    leaves the requests' count one short of opening it again. What was begun before the circuit last opened says
-    nothing of the engine as it is now, and is not counted.
-    """
-
-    def __init__(self, *, failures: int, cooldown: float, now: Callable[[], float] = _loop_time) -> None:
-        self._limit = max(1, failures)
-        self._cooldown = cooldown
-        self._now = now
-        self._failed_requests = 0
-        self._failed_probes = 0
-        self._until: float | None = None
-        self._trial = False
-        self._probing = False
-        self._epoch = 0
-
-    @property
-    def state(self) -> CircuitState:
-        """What it is now."""
-        if self._until is None:
-            return "closed"
-        return "half-open" if self._now() >= self._until else "open"
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed; costs no look at the clock."""
-        return self._until is None
-
-    @property
-    def passes(self) -> bool:
-        """Whether a request may go through now."""
-        if self._until is None:
-            return True
-        return not self._trial and not self._probing and self._now() >= self._until
-
-    @property
-    def seconds_left(self) -> float:
-        """Until a probe may try the engine; 0 where one may now."""
-        return 0.0 if self._until is None else max(0.0, self._until - self._now())
-
-    def enter(self) -> int:
-        """A request goes through; `leave` takes what this returns."""
-        if self._until is not None:
-            self._trial = True
-        return self._epoch
-
-    def leave(self, entered: int, /, *, ok: bool | None) -> None:
-        """A request has ended; `ok` None: in a way that says nothing of the engine's health."""
-        if entered != self._epoch:
-            return
-        self._trial = False
-        if ok:
-            self._failed_requests = self._failed_probes = 0
-            self._until = None
-        elif ok is False:
-            self._failed_requests = min(self._failed_requests + 1, self._limit)
-            if self._until is not None or self._failed_requests >= self._limit:
-                self._open()
-
-    def begin_probe(self) -> int:
-        """A probe begins; `end_probe` takes what this returns. Until then no request may try a half-open circuit."""
-        self._probing = True
-        return self._epoch
-
-    def end_probe(self, begun: int, /, *, ok: bool | None) -> None:
-        """A probe has ended; `ok` None: before it found out anything."""
-        self._probing = False
-        if begun != self._epoch:
-            return
-        if ok:
-            self._failed_probes = 0
-            if self._until is not None:
-                self._failed_requests = min(self._failed_requests, self._limit - 1)
-                self._until = None
-                self._trial = False
-        elif ok is False:
-            self._failed_probes = min(self._failed_probes + 1, self._limit)
-            if self._until is not None or self._failed_probes >= self._limit:
-                self._open()
-
-    def _open(self) -> None:
-        self._until = self._now() + self._cooldown
-        self._trial = False
-        self._epoch += 1
+def backend_name(spec: EngineSpec) -> str:
+    """An engine's name for logs and metrics: one address may be listed in several roles."""
+    name = engine_name(spec.url)
+    return name if spec.role == "any" else f"{name} ({spec.role})"
 
 
 class Backend:
@@ -148,10 +66,10 @@ class Backend:
 
     def __init__(self, spec: EngineSpec, *, settings: PoolSettings, number: int = 0) -> None:
         self.spec = spec
-        self.name = engine_name(spec.url)
+        self.name = backend_name(spec)
         self.number = number
         self.running = 0
-        self.served: dict[str, int | None] = {}
+        self.served = {}
         self.probed = False
         self.retired = False
         self.trouble = ""
@@ -161,6 +79,8 @@ class Backend:
         self._settings = settings
         self._engine: Engine | None = None
         self._stale = False
+        self._missed = False
+        self._looked = -math.inf
         self._cooling: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
@@ -218,10 +138,24 @@ class Backend:
         return next(iter(self.served)) if len(self.served) == 1 else None
 
     @property
+    def served(self) -> dict[str, int | None]:
+        """The names that the engine serves, with the most tokens of each where it tells that."""
+        return self._served
+
+    @served.setter
+    def served(self, served: dict[str, int | None]) -> None:
+        self._served = served
+        self._longest = min((length for length in served.values() if length is not None), default=None)
+
+    @property
     def max_model_len(self) -> int | None:
         """The most tokens of a request, prompt and output together, whichever of its names it is for; None where the
         engine tells none."""
-        return min((length for length in self.served.values() if length is not None), default=None)
+        return self._longest
+
+    def fits(self, tokens: int, /) -> bool:
+        """Whether a request of so many tokens, prompt and output together, has room; True where it is not known."""
+        return self._longest is None or tokens <= self._longest
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -238,10 +172,16 @@ class Backend:
         self.circuit.leave(entered, ok=None if overloaded else _healthy(failure, answered=answered))
         if isinstance(failure, EngineFailed) and not overloaded:
             self.trouble = _one_line(failure)
+        if isinstance(failure, EngineRefused) and failure.status in _DOUBTFUL and self._is_doubted():
+            self._wake.set()
         if self.circuit.closed and not was_closed:
             self._stale = True
             self._wake.set()
         return overloaded
+
+    def _is_doubted(self) -> bool:
+        """Whether a refusal is worth a look at the engine: there was none just now."""
+        return loop_time() - self._looked >= _DOUBT_SECONDS
 
     def cool(self, then: Callable[[], None], /) -> None:
         """Gives the engine nothing for a second, after which it calls `then`."""
@@ -271,10 +211,13 @@ class Backend:
     async def _check(self, connect: Connect, changed: Callable[[Backend], None]) -> None:
         begun = self.circuit.begin_probe()
         ok: bool | None = None
+        self._looked = loop_time()
         try:
             engine = await self._reach(connect)
             if not self.probed or not self.circuit.closed or self._stale:
                 await self._learn_names(engine)
+                self._stale = True
+            elif await self._is_other(engine) or self._missed:
                 self._stale = True
             if not self.probed:
                 await self._learn_capabilities(engine)
@@ -283,6 +226,8 @@ class Backend:
             self.trouble = self._explained(error)
             ok = False
         finally:
+            self._looked = loop_time()
+            self._missed = not ok
             self.circuit.end_probe(begun, ok=ok)
         if ok and self._stale and not self.retired:
             changed(self)
@@ -298,7 +243,20 @@ class Backend:
 
     async def _learn_names(self, engine: Engine) -> None:
         models = await asyncio.wait_for(engine.models(), _MODELS_SECONDS)
-        self.served = {model.name: model.max_model_len for model in models}
+        served = {model.name: model.max_model_len for model in models}
+        if self.up and served != self.served:
+            logger.info("engine %s has changed: serves %s, served %s", self.name, _told(served), _told(self.served))
+        self.served = served
+
+    async def _is_other(self, engine: Engine) -> bool:
+        """Looks whether an engine that is up serves what it did: it may have been restarted between two probes, or be
+        another one behind the same address. Where it does not tell, what was known holds until the next probe."""
+        before = self.served
+        try:
+            await self._learn_names(engine)
+        except Exception as error:  # whatever a client of an engine raises; the engine is healthy
+            logger.debug("engine %s: its models are not known again: %s", self.name, self._explained(error))
+        return self.served != before
 
     async def _learn_capabilities(self, engine: Engine) -> None:
         await asyncio.wait_for(engine.probe(), _PROBE_SECONDS)
@@ -356,6 +314,12 @@ def _healthy(failure: ApiError | None, *, answered: bool) -> bool | None:
     if isinstance(failure, EngineRefused):
         return True  # it knows what it was asked
     return True if failure is None and answered else None
+
+
+def _told(served: dict[str, int | None]) -> str:
+    """Names and lengths for a log."""
+    named = (name if length is None else f"{name} ({length} tokens)" for name, length in served.items())
+    return ", ".join(named) or "no model"
 
 
 def _one_line(error: BaseException) -> str:

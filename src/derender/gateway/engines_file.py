@@ -17,17 +17,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
-from derender.gateway.settings import EngineKind, EngineSpec, Role
+from derender.gateway.settings import EngineKind, EngineSpec, Role, fault_of_both, fault_of_key, fault_of_url
 
 logger = logging.getLogger("derender.gateway")
 
 _POLL_SECONDS = 1.0
 _AT = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
-_KEY = re.compile(r"[!-~]+")
 _WORDS = {"kind": "auto, vllm, sglang, llamacpp", "role": "any, prefill, decode"}
 
 _Stamp = tuple[int, int, int, int, int]
@@ -161,7 +159,7 @@ def _spec(table: Any, *, environ: Mapping[str, str]) -> EngineSpec:
         engine = msgspec.convert(table, _Engine)
     except msgspec.ValidationError as error:
         raise _Fault(_explained(str(error))) from None
-    if fault := _fault_of_url(engine.url):
+    if fault := fault_of_url(engine.url):
         raise _Fault(f"url: {fault}")
     for name in engine.models:
         if not name.strip():
@@ -169,8 +167,8 @@ def _spec(table: Any, *, environ: Mapping[str, str]) -> EngineSpec:
         if engine.models.count(name) > 1:
             raise _Fault(f"models: has {name!r} twice")
     key = _key(engine, environ=environ)
-    if key is not None and "@" in engine.url.partition("://")[2].partition("/")[0]:
-        raise _Fault("url: has a user in it, and there is a key; the engine can be told only one")
+    if fault := fault_of_both(engine.url, key):
+        raise _Fault(f"url: {fault}")
     return EngineSpec(url=engine.url, kind=engine.kind, role=engine.role, models=tuple(engine.models), api_key=key)
 
 
@@ -183,27 +181,9 @@ def _key(engine: _Engine, *, environ: Mapping[str, str]) -> str | None:
         if key is None:
             raise _Fault(f"api_key_env: the variable {engine.api_key_env!r} is not set")
         key = key.strip()  # secrets that come out of files have a newline
-    if key is not None and not _KEY.fullmatch(key):
-        raise _Fault(f"{field}: the key is empty, or has more than printable ASCII without spaces")
+    if fault := fault_of_key(key):
+        raise _Fault(f"{field}: {fault}")
     return key
-
-
-def _fault_of_url(url: str) -> str:
-    """What is wrong with an engine's address; empty where nothing is."""
-    if url.startswith("unix:"):
-        path = url.removeprefix("unix:")
-        return "" if path.startswith("/") else "is no unix:/PATH with an absolute path"
-    wanted = "is not of the form http://HOST:PORT, https://… or unix:/PATH"
-    if not url.isprintable() or " " in url:
-        return wanted
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return wanted
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return wanted
-    return "has a query or a fragment" if "?" in url or "#" in url else ""
 
 
 def _explained(message: str) -> str:

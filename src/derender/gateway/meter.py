@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, Protocol
 
 Stage = Literal["render", "queue", "prefill", "first_token", "inter_token", "generate", "derender"]
@@ -28,6 +29,9 @@ class Meter(Protocol):
     def engine_state(self, engine: str, *, up: bool, running: int) -> None:
         """What is known of an engine now."""
 
+    def engines(self, names: Collection[str], /) -> None:
+        """The engines that there are now; nothing more is told of those that were told of and are not among them."""
+
 
 class NoMeter:
     """Counts nothing."""
@@ -43,3 +47,5 @@ class NoMeter:
     def failed(self, engine: str, reason: str, /) -> None: ...
 
     def engine_state(self, engine: str, *, up: bool, running: int) -> None: ...
+
+    def engines(self, names: Collection[str], /) -> None: ...

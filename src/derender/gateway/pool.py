@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import logging
 import math
 import random
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 
 from derender.engines.base import Capabilities
@@ -18,20 +15,28 @@ from derender.gateway.backends import Backend, Connect
 from derender.gateway.meter import Meter, NoMeter
 from derender.gateway.policies import chooser
 from derender.gateway.settings import EngineSpec, PoolSettings, Role
-from derender.protocol.errors import ApiError, Unavailable
+from derender.gateway.waiting import Waiting, Want
+from derender.protocol.errors import ApiError, BadRequest, Unavailable
 
 logger = logging.getLogger("derender.gateway")
 
 _START_SECONDS = 15.0
 """How long a start waits for the first probes; an engine that takes longer is watched on."""
 
-_ROLES: tuple[Role, ...] = ("any", "prefill", "decode")
+_WHOLE: tuple[Role, ...] = ("any",)
+_SPLIT: tuple[Role, ...] = ("prefill", "decode")
 _TRIED_SECONDS = 1.0  # between two looks at whether an engine that is being probed is listed any more
 
 _BUSY_SECONDS = 2
 """`Retry-After` of what is refused because too much waits."""
 
-_Line = tuple[str, Role]
+
+class NoRoom(BadRequest):
+    """No engine of the model has so long a context. `longest`: the most tokens of any, prompt and output together."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(f"The request is longer than the engines' maximum context length of {longest} tokens.")
+        self.longest = longest
 
 
 class Lease:
@@ -69,16 +74,6 @@ class Lease:
         self.release(error if isinstance(error, ApiError) else None, answered=error is None)
 
 
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    number: int
-    model: str
-    role: Role
-    token_ids: Sequence[int]
-    exclude: Collection[Backend]
-    given: asyncio.Future[Lease] = field(repr=False)
-
-
 class EnginePool:
     """The engines of a gateway, watched. Belongs to one event loop; begins with `start` and ends with `aclose`.
 
@@ -102,16 +97,15 @@ class EnginePool:
         self._meter: Meter = NoMeter() if meter is None else meter
         self._one_model = len(set(models)) <= 1
         self._choosers = {
-            role: chooser(settings.policy, prefix_tokens=settings.prefix_tokens, rng=rng) for role in _ROLES
+            role: chooser(settings.policy, prefix_tokens=settings.prefix_tokens, rng=rng) for role in (*_WHOLE, *_SPLIT)
         }
         self._numbers = itertools.count()
         self._backends: dict[EngineSpec, Backend] = {}
         self._told: dict[Backend, bool] = {}
         self._watches: dict[Backend, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._lines: dict[_Line, OrderedDict[int, _Waiter]] = {}
-        self._waiting = 0
-        self._members: dict[_Line, list[Backend]] = {}
+        self._waiting: Waiting[Lease] = Waiting(give=self._give, narrow=self._narrow)
+        self._members: dict[tuple[str, Role], list[Backend]] = {}
         self._started = False
         self._closed = False
         self.set_specs(specs)
@@ -139,10 +133,7 @@ class EnginePool:
     async def aclose(self) -> None:
         """Refuses who waits, ends the watch and closes all engines. No task is left."""
         self._closed = True
-        for line in self._lines.values():
-            for waiter in line.values():
-                if not waiter.given.done():
-                    waiter.given.set_exception(Unavailable("the server is shutting down", retry_after=_BUSY_SECONDS))
+        self._waiting.refuse_all(_ending)
         backends = list(self._watches) if self._started else self.backends
         self._backends.clear()
         self._members.clear()
@@ -170,6 +161,7 @@ class EnginePool:
             self._tell(backend)
             if self._started and backend.running == 0:
                 self._end(backend)
+        self._tell_names()
         if self._started:
             for backend in self._backends.values():
                 if backend not in self._watches:
@@ -196,6 +188,7 @@ class EnginePool:
 
         task = asyncio.get_running_loop().create_task(work(), name=f"close {backend.name}")
         self._ending.add(task)
+        self._tell_names()
         task.add_done_callback(self._ending.discard)
 
     # ------------------------------------------------------------------------------------------------ what is known
@@ -208,14 +201,11 @@ class EnginePool:
     @property
     def waiting(self) -> int:
         """Requests that wait for an engine."""
-        return self._waiting
+        return len(self._waiting)
 
     def ready(self, models: Iterable[str], /) -> bool:
-        """Whether each model has an engine that is up, or one for each step of a split."""
-        return all(
-            self._any_up(model, "any") or (self._any_up(model, "prefill") and self._any_up(model, "decode"))
-            for model in models
-        )
+        """Whether each model has an engine that is up; where it is split, one for each step."""
+        return all(self._any_up(model, role) for model in models for role in self._roles(model))
 
     def _any_up(self, model: str, role: Role) -> bool:
         return any(backend.up for backend in self._serving(model, role))
@@ -224,7 +214,7 @@ class EnginePool:
         """What all engines of a model that are up can do; of those that were, where none is. None: none is known."""
         known = [
             backend
-            for role in _ROLES
+            for role in self._roles(model)
             for backend in self._serving(model, role)
             if backend.probed
         ]  # fmt: skip
@@ -236,7 +226,10 @@ class EnginePool:
         have been listed a moment ago, in place of those before."""
         while (able := self.capabilities(model)) is None:
             untried = [
-                backend for role in _ROLES for backend in self._serving(model, role) if not backend.tried.is_set()
+                backend
+                for role in self._roles(model)
+                for backend in self._serving(model, role)
+                if not backend.tried.is_set()
             ]
             if not untried or self._closed:
                 break
@@ -252,6 +245,10 @@ class EnginePool:
     def splits(self, model: str, /) -> bool:
         """Whether the model has engines for prefill and engines for decode, up or not."""
         return bool(self._serving(model, "prefill")) and bool(self._serving(model, "decode"))
+
+    def _roles(self, model: str) -> tuple[Role, ...]:
+        """What the model's requests are given to: engines for prefill and decode where it has both, and no others."""
+        return _SPLIT if self.splits(model) else _WHOLE
 
     def _serving(self, model: str, role: Role) -> list[Backend]:
         """The engines of a model in one role, and those of which it is not known yet."""
@@ -287,8 +284,8 @@ class EnginePool:
         """Logs that a backend went up or down, once, and tells the meter."""
         up = backend.up
         if backend.retired:
-            if any(one.name == backend.name for one in self._backends.values()):
-                return  # listed anew with another key or for other models: that one is told
+            if backend not in self._watches or any(one.name == backend.name for one in self._backends.values()):
+                return  # let go, or listed anew with another key or for other models: that one is told
         elif up is not self._told.get(backend) and not self._closed:
             self._told[backend] = up
             if up:
@@ -296,6 +293,11 @@ class EnginePool:
             else:
                 logger.warning("engine %s is down: %s", backend.name, backend.trouble)
         self._meter.engine_state(backend.name, up=up, running=backend.running)
+
+    def _tell_names(self) -> None:
+        """Tells the meter which engines there are: those that are listed, and those that still have requests."""
+        if not self._closed:
+            self._meter.engines({one.name for one in itertools.chain(self._backends.values(), self._watches)})
 
     # ----------------------------------------------------------------------------------------------------- requests
 
@@ -307,23 +309,27 @@ class EnginePool:
         role: Role = "any",
         token_ids: Sequence[int] = (),
         exclude: Collection[Backend] = (),
+        need: int = 0,
     ) -> Lease:
-        """A place at an engine of that role, never at one of `exclude`.
+        """A place at an engine of that role, never at one of `exclude`, with room for `need` tokens, prompt and output
+        together.
 
         Where all engines have as many requests as they are given at once, or have too much to do, waits in the order
-        of the calls. Raises `Unavailable` where there is no engine, where none is up, and where the wait is too long.
+        of the calls. Raises `Unavailable` where there is no engine, where none is up, and where the wait is too long;
+        `NoRoom` where none of the model's engines, up or not, has a context so long.
         """
         if self._waiting:
             self._dispatch()  # what the clock alone has made free goes to those who came first
-        if (lease := self._give(model, role, token_ids, exclude)) is not None:
+        want = Want(model, role, token_ids, exclude, need)
+        if (lease := self._give(want)) is not None:
             return lease
-        if self._waiting >= self._settings.queue:
+        if len(self._waiting) >= self._settings.queue:
             raise Unavailable("too many requests wait for an engine", retry_after=_BUSY_SECONDS)
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(next(self._numbers), model, role, token_ids, exclude, loop.create_future())
-        self._lines.setdefault((model, role), OrderedDict())[waiter.number] = waiter
-        self._waiting += 1
-        timer = loop.call_later(self._settings.queue_seconds, self._late, waiter)
+        waiter = self._waiting.join(want)
+        late = Unavailable("no engine came free in time", retry_after=_BUSY_SECONDS)
+        timer = asyncio.get_running_loop().call_later(
+            self._settings.queue_seconds, self._waiting.refuse, waiter, late
+        )  # fmt: skip
         try:
             return await waiter.given
         except asyncio.CancelledError:
@@ -333,31 +339,36 @@ class EnginePool:
             raise
         finally:
             timer.cancel()
-            self._forget(waiter)
+            self._waiting.leave(waiter)
 
-    def _passing(self, model: str, role: Role, exclude: Collection[Backend]) -> list[Backend]:
-        """The engines that a request may have, now or when they have room. Raises `Unavailable` where there is none."""
+    def _passing(self, want: Want) -> list[Backend]:
+        """The engines that a request may have, now or when they have room. Raises `Unavailable` where there is none,
+        `NoRoom` where that will not change."""
         if self._closed:
-            raise Unavailable("the server is shutting down", retry_after=_BUSY_SECONDS)
-        serving = self._serving(model, role)
-        left = [backend for backend in serving if backend not in exclude] if exclude else serving
+            raise _ending()
+        kind = "engine" if want.role == "any" else f"{want.role} engine"
+        serving = self._serving(want.model, want.role)
+        if not serving:
+            seconds = self._settings.probe_seconds
+            raise Unavailable(f"no {kind} serves this model", retry_after=max(1, math.ceil(seconds)))
+        fitting = [backend for backend in serving if backend.fits(want.need)]
+        if not fitting:
+            raise NoRoom(max(backend.max_model_len or 0 for backend in serving))
+        left = [backend for backend in fitting if backend not in want.exclude] if want.exclude else fitting
+        if not left:
+            raise Unavailable(f"no other {kind} serves this model", retry_after=_BUSY_SECONDS)
         if passing := [backend for backend in left if backend.passes]:
             return passing
-        if left:
-            seconds = min(backend.retry_seconds for backend in left)
-            raise Unavailable("no engine is up for this model", retry_after=max(1, math.ceil(seconds)))
-        if serving:
-            raise Unavailable("no other engine serves this model", retry_after=_BUSY_SECONDS)
-        raise Unavailable("no engine serves this model", retry_after=max(1, math.ceil(self._settings.probe_seconds)))
+        seconds = min(backend.retry_seconds for backend in left)
+        what = "this model" if len(fitting) == len(serving) else "so long a request to this model"
+        raise Unavailable(f"no {kind} is up for {what}", retry_after=max(1, math.ceil(seconds)))
 
-    def _give(
-        self, model: str, role: Role, token_ids: Sequence[int], exclude: Collection[Backend]
-    ) -> Lease | None:  # fmt: skip
-        """A place, or None where one may come free. Raises `Unavailable` where none will."""
-        free = [backend for backend in self._passing(model, role, exclude) if backend.has_room]
+    def _give(self, want: Want) -> Lease | None:
+        """A place, or None where one may come free. Raises `Unavailable` and `NoRoom` where none will."""
+        free = [backend for backend in self._passing(want) if backend.has_room]
         if not free:
             return None
-        backend = self._choosers[role].choose(model, free, token_ids)
+        backend = self._choosers[want.role].choose(want.model, free, want.token_ids)
         lease = Lease(self, backend, backend.enter())
         self._meter.engine_state(backend.name, up=backend.up, running=backend.running)
         return lease
@@ -376,78 +387,29 @@ class EnginePool:
     # ------------------------------------------------------------------------------------------------- who waits
 
     def _dispatch(self) -> None:
-        """Gives what is free to those who wait, in the order in which they came, whatever model they wait for.
+        """Gives what is free to those who wait."""
+        if self._waiting and not self._closed:
+            self._waiting.dispatch()
 
-        A line (the waiters of one model and role) is left at the first that gets nothing; only one that excludes
-        engines may be passed by the next.
-        """
-        if not self._waiting or self._closed:
-            return
-        heads: list[tuple[int, _Waiter, Iterator[_Waiter]]] = []
-        for line in self._lines.values():
-            rest = iter(line.values())
-            heads.extend((waiter.number, waiter, rest) for waiter in itertools.islice(rest, 1))
-        heapq.heapify(heads)
-        done: list[_Waiter] = []
-        while heads:
-            _, waiter, rest = heads[0]
-            if waiter.given.done() or self._serve(waiter):
-                done.append(waiter)
-            elif not waiter.exclude:
-                heapq.heappop(heads)
-                continue
-            following = next(rest, None)
-            if following is None:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (following.number, following, rest))
-        for waiter in done:
-            self._forget(waiter)
-
-    def _serve(self, waiter: _Waiter) -> bool:
-        """Gives a waiter its place or its refusal; whether it had either."""
-        try:
-            lease = self._give(waiter.model, waiter.role, waiter.token_ids, waiter.exclude)
-        except Unavailable as error:
-            waiter.given.set_exception(error)
-            return True
-        if lease is not None:
-            waiter.given.set_result(lease)
-        return lease is not None
+    def _narrow(self, want: Want) -> bool:
+        """Whether others of its line may be given what this one cannot have."""
+        return bool(want.exclude) or not all(backend.fits(want.need) for backend in self._serving(*want.line))
 
     def _refuse_hopeless(self) -> None:
-        """Refuses those who wait for engines of which none is up any more."""
-        if not self._waiting or self._closed:
-            return
-        done: list[_Waiter] = []
-        for (model, role), line in self._lines.items():
-            lost = self._lost(model, role, ())
-            for waiter in line.values():
-                error = lost or (self._lost(model, role, waiter.exclude) if waiter.exclude else None)
-                if error is not None and not waiter.given.done():
-                    waiter.given.set_exception(Unavailable(error.message, retry_after=error.retry_after))
-                    done.append(waiter)
-        for waiter in done:
-            self._forget(waiter)
+        """Refuses those who wait for engines of which none is up any more, or none has room any more."""
+        if self._waiting and not self._closed:
+            self._waiting.refuse_lost(self._lost)
 
-    def _lost(self, model: str, role: Role, exclude: Collection[Backend]) -> Unavailable | None:
+    def _lost(self, want: Want) -> ApiError | None:
         try:
-            self._passing(model, role, exclude)
-        except Unavailable as error:
+            self._passing(want)
+        except (Unavailable, NoRoom) as error:
             return error
         return None
 
-    def _late(self, waiter: _Waiter) -> None:
-        if not waiter.given.done():
-            waiter.given.set_exception(Unavailable("no engine came free in time", retry_after=_BUSY_SECONDS))
-            self._forget(waiter)
 
-    def _forget(self, waiter: _Waiter) -> None:
-        line = self._lines.get((waiter.model, waiter.role))
-        if line is not None and line.pop(waiter.number, None) is not None:
-            self._waiting -= 1
-            if not line:
-                del self._lines[waiter.model, waiter.role]
+def _ending() -> Unavailable:
+    return Unavailable("the server is shutting down", retry_after=_BUSY_SECONDS)
 
 
 def meet(capabilities: Iterable[Capabilities], /) -> Capabilities:

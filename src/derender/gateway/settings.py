@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 Policy = Literal["least-loaded", "round-robin", "prefix"]
 Role = Literal["any", "prefill", "decode"]
@@ -21,6 +23,41 @@ class EngineSpec:
     role: Role = "any"
     models: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
+
+
+_KEY = re.compile(r"[!-~]+")
+
+
+def fault_of_url(url: str, /) -> str:
+    """What is wrong with the address of an engine behind HTTP; empty where nothing is."""
+    if url.startswith("unix:"):
+        path = url.removeprefix("unix:")
+        return "" if path.startswith("/") else "is no unix:/PATH with an absolute path"
+    wanted = "is not of the form http://HOST:PORT, https://… or unix:/PATH"
+    if not url.isprintable() or " " in url:
+        return wanted
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return wanted
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return wanted
+    return "has a query or a fragment" if "?" in url or "#" in url else ""
+
+
+def fault_of_key(key: str | None, /) -> str:
+    """What is wrong with an engine's key; empty where nothing is."""
+    if key is None or _KEY.fullmatch(key):
+        return ""
+    return "the key is empty, or has more than printable ASCII without spaces"
+
+
+def fault_of_both(url: str, key: str | None, /) -> str:
+    """What is wrong with an address beside that key; empty where nothing is."""
+    if key is not None and "@" in url.partition("://")[2].partition("/")[0]:
+        return "has a user in it, and there is a key; the engine can be told only one"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

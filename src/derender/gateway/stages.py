@@ -22,9 +22,11 @@ from derender.gateway.checks import AnswerCheck, check_response
 from derender.gateway.context import MANY, Context, Leg, engine_request_id
 from derender.gateway.needs import choices_at_once, fitted, split_choices
 from derender.gateway.patience import Patience
+from derender.gateway.pool import NoRoom
+from derender.gateway.room import needed, takes_rest, too_long
 from derender.gateway.settings import Role
 from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
-from derender.protocol.completions import CompletionRequest, CompletionResponse
+from derender.protocol.completions import CompletionResponse
 from derender.protocol.derender import (
     ChatStreamContext,
     CompletionStreamContext,
@@ -103,11 +105,17 @@ def _of_choices(request: GenerateRequest, first: int, count: int, choices: int) 
 
 
 async def select(gateway: Gateway, context: Context, leg: Leg) -> None:
-    """An engine for a leg, in `leg.lease`: none that it was tried on. Raises `Unavailable`."""
+    """An engine for a leg, in `leg.lease`: none that it was tried on. Raises `Unavailable`, `BadRequest` where the
+    context of none is long enough."""
     began = perf_counter()
     name = context.model.names[0]
     role: Role = "decode" if gateway.pool.splits(name) else "any"
-    leg.lease = await gateway.pool.take(name, role=role, token_ids=leg.request.token_ids, exclude=leg.tried)
+    need = needed(context, leg.request)
+    ids = leg.request.token_ids
+    try:
+        leg.lease = await gateway.pool.take(name, role=role, token_ids=ids, exclude=leg.tried, need=need)
+    except NoRoom as error:
+        raise too_long(context, leg.request, longest=error.longest) from None
     backend = leg.lease.backend
     leg.tried.append(backend)
     context.engines.append(backend.name)
@@ -126,13 +134,10 @@ def _for_engine(context: Context, leg: Leg, backend: Backend) -> GenerateRequest
     name = backend.name_for(context.name) or backend.name_for(context.model.names[0])
     longest = backend.max_model_len
     if longest is not None:
+        if not backend.fits(needed(context, request)):  # it has just been found to be another engine than before
+            raise too_long(context, request, longest=longest)
         room = longest - len(request.token_ids)
-        if room < 1:
-            raise BadRequest(
-                f"The prompt has {len(request.token_ids)} tokens; the engine's maximum context length is {longest}.",
-                param="messages" if isinstance(context.request, ChatCompletionRequest) else "prompt",
-            )
-        if _asks_for_rest(context.request) and isinstance(params.max_tokens, int) and params.max_tokens > room:
+        if takes_rest(context) and isinstance(params.max_tokens, int) and params.max_tokens > room:
             params = replace(params, max_tokens=room)
     return replace(
         request,
@@ -140,13 +145,6 @@ def _for_engine(context: Context, leg: Leg, backend: Backend) -> GenerateRequest
         model=name,
         sampling_params=params,
     )
-
-
-def _asks_for_rest(request: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Whether the client set no bound on the output, so that it is what the model has room for."""
-    if isinstance(request, ChatCompletionRequest):
-        return request.max_tokens is None and request.max_completion_tokens is None
-    return request.max_tokens is None
 
 
 # ------------------------------------------------------------------------------------------------------- prefill
@@ -165,8 +163,13 @@ async def prefill(gateway: Gateway, context: Context, leg: Leg) -> None:
         return
     began = perf_counter()
     settings = gateway.settings
-    lease = await gateway.pool.take(context.model.names[0], role="prefill", token_ids=sent.token_ids)
+    ids = sent.token_ids
+    try:
+        lease = await gateway.pool.take(context.model.names[0], role="prefill", token_ids=ids, need=len(ids) + 1)
+    except NoRoom as error:
+        raise too_long(context, sent, longest=error.longest) from None
     backend = lease.backend
+    context.engines.append(backend.name)
     failure: ApiError | None = None
     answered = False
     try:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from derender.gateway.backends import Backend
+from derender.gateway.backends import Backend, backend_name
 from derender.gateway.connecting import EMBEDDED, Connector
 from derender.gateway.engines_file import load_engines, watch
 from derender.gateway.loop import Gateway
 from derender.gateway.pool import EnginePool
 from derender.gateway.settings import EngineSpec, GatewaySettings
+from derender.gateway.unused import by_first_name, unused
 from derender.server.access_log import AccessLog, open_access_log
 from derender.server.app import AppSettings, build_app
 from derender.server.gateway_metrics import GatewayMetrics
@@ -24,6 +26,8 @@ from derender.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from derender.registry import ModelRegistry
+
+logger = logging.getLogger("derender.gateway")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +53,23 @@ def build_gateway_app(registry: ModelRegistry, *, settings: AppSettings, gateway
     Raises `ModelLoadError` for an embedded engine that cannot be loaded, `EnginesFileError`, `TracingUnavailable`.
     """
     metrics = GatewayMetrics()
+    names = [model.names for model in registry.models]
+    own = by_first_name(gateway.engines, names=names)
     file = gateway.engines_file
     read = load_engines(file) if file is not None else ()
+
+    def listed(of_file: Sequence[EngineSpec]) -> tuple[EngineSpec, ...]:
+        specs = (*own, *by_first_name(of_file, names=names))
+        for spec, what in unused(specs, names=names):
+            logger.warning("engine %s %s", backend_name(spec), what)
+        return specs
+
     engines = EnginePool(
-        (*gateway.engines, *read),
+        listed(read),
         settings=gateway.gateway.pool,
-        connect=Connector(gateway.engines, slots=gateway.embedded_slots),
+        connect=Connector(own, slots=gateway.embedded_slots),
         meter=metrics,
-        models=[model.names[0] for model in registry.models],
+        models=[one[0] for one in names],
     )
     log = None
     if gateway.access_log:
@@ -71,7 +84,7 @@ def build_gateway_app(registry: ModelRegistry, *, settings: AppSettings, gateway
         await engines.start()
         app.lines += [_line(backend) for backend in engines.backends]
         if file is not None:
-            changes = watch(file, lambda specs: engines.set_specs((*gateway.engines, *specs)), current=read)
+            changes = watch(file, lambda specs: engines.set_specs(listed(specs)), current=read)
             watching.append(asyncio.ensure_future(changes))
 
     async def end() -> None:
@@ -99,9 +112,8 @@ def _line(backend: Backend) -> str:
     """What is said of an engine at the start."""
     spec = backend.spec
     name = "embedded" if spec.url.startswith(EMBEDDED) else backend.name
-    role = "" if spec.role == "any" else f" ({spec.role})"
     if not backend.connected or not backend.up:
-        return f"Engine {name}{role}: not up, will be tried again"
+        return f"Engine {name}: not up, will be tried again"
     does = []
     if backend.capabilities is not None:
         able = backend.capabilities
@@ -111,4 +123,4 @@ def _line(backend: Backend) -> str:
             *(["no prompt logprobs"] if not able.prompt_logprobs else []),
         ]
     served = ", ".join(backend.served) or "?"
-    return f"Engine {name}{role}: serves {served}; {', '.join(does)}"
+    return f"Engine {name}: serves {served}; {', '.join(does)}"

@@ -143,6 +143,7 @@ class _Supervisor:
         worker.process.join()
         worker.pipe.close()
         worker.dead = True
+        _bury(worker.process)
         if self._stopping:
             return
         if not worker.ready and not self._announced:
@@ -176,6 +177,14 @@ class _Supervisor:
                 logger.error("worker %d does not end; killing it", worker.process.pid)
                 worker.process.kill()
                 worker.process.join()
+            _bury(worker.process)
+
+
+def _bury(process: SpawnProcess) -> None:
+    """Removes what a process that has ended told of its present state; what it counted stays in the sums."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
 
 
 def _exit_code(worker: _Worker) -> str:
