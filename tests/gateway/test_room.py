@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.gateway.fakes import FakeEngine, Fleet, at_once, now, outcome, settled, spec, url
 from tests.gateway.faulty_engine import FaultyEngine
-from tests.gateway.under_test import CHAT, COMPLETIONS, gate, run
+from tests.gateway.under_test import CHAT, COMPLETIONS, STEADY, gate, run
 
 from derender.engines.errors import EngineFailed
 from derender.gateway.pool import EnginePool, Lease, NoRoom
@@ -214,7 +215,12 @@ def asked(path: str, prompt: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_the_same_request_has_the_same_answer_every_time(path: str, stream: bool) -> None:
     async def main() -> None:
-        async with FaultyEngine(length=64) as short, FaultyEngine(length=200) as long, gate(short, long) as gateway:
+        turns = replace(STEADY, policy="round-robin")  # so that each is asked in eight times, and not only likely so
+        async with (
+            FaultyEngine(length=64) as short,
+            FaultyEngine(length=200) as long,
+            gate(short, long, pool=turns) as gateway,
+        ):
 
             async def statuses(prompt: int, **fields: Any) -> set[int]:
                 return {
