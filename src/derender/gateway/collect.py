@@ -6,11 +6,9 @@ from collections.abc import AsyncGenerator
 
 from msgspec import UNSET
 
-from derender.engines.errors import EngineFailed
 from derender.gateway.context import Context, Leg
-from derender.protocol.chat import ChatCompletionRequest
+from derender.gateway.reading import no_answer, stream_derenderer
 from derender.protocol.common import Usage
-from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import (
     GenerateChoice,
@@ -71,19 +69,7 @@ async def collected(context: Context, leg: Leg, several: AsyncGenerator[list[Gen
 
     Raises `EngineFailed`.
     """
-    model, request, prompt = context.model, context.request, context.prompts[leg.prompt]
-    watch = (
-        model.derender_chat_stream(
-            ChatStreamContext(
-                chat_request=request,
-                prompt_tokens=len(prompt.token_ids),
-                prompt_token_ids=prompt.token_ids,
-                reasoning_ended=prompt.reasoning_ended,
-            )
-        )
-        if isinstance(request, ChatCompletionRequest)
-        else model.derender_completion_stream(CompletionStreamContext(completion_request=request))
-    )
+    watch = stream_derenderer(context, leg.prompt)
     choices = [_Choice() for _ in range(leg.choices)]
     usage: Usage | None = None
     identity = context.identity
@@ -96,7 +82,7 @@ async def collected(context: Context, leg: Leg, several: AsyncGenerator[list[Gen
                 try:
                     watch.push(GenerateChunk(request_id=identity, choices=chunk.choices))
                 except BadRequest as error:
-                    leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
+                    leg.failure = no_answer(error)
                     raise leg.failure from error
             if watch.cut and watch.ended(leg.choices):
                 leg.stopped = True

@@ -23,6 +23,7 @@ from derender.gateway.context import MANY, Context, Leg, engine_request_id
 from derender.gateway.needs import choices_at_once, fitted, split_choices
 from derender.gateway.patience import Patience
 from derender.gateway.pool import NoRoom
+from derender.gateway.reading import known_prompt, no_answer
 from derender.gateway.room import needed, takes_rest, too_long
 from derender.gateway.settings import Role
 from derender.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from derender.gateway.backends import Backend
     from derender.gateway.loop import Gateway
     from derender.gateway.pool import Lease
-
-PROMPT_TAIL = 256
-"""Prompt ids that derender is given: it looks at this turn's beginning for the region that the output starts in."""
 
 _NOTHING = GenerateChunk(choices=[])
 _REMOTE_DECODE = {
@@ -334,8 +332,8 @@ async def derender(gateway: Gateway, context: Context) -> ChatCompletionResponse
     gateway.meter.tokens(prompt=sum(len(one.token_ids) for one in context.prompts), generated=generated)
     try:
         answer = await context.work(lambda: _derendered(context), long=context.weight > MANY)
-    except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
-        raise EngineFailed(f"the engine sent what is no answer of this model: {error.message}") from error
+    except BadRequest as error:
+        raise no_answer(error) from error
     gateway.meter.stage("derender", context.took("derender", began))
     return answer
 
@@ -350,7 +348,7 @@ def _derendered(context: Context) -> ChatCompletionResponse | CompletionResponse
                 model=context.name,
                 generate_response=responses[0],
                 prompt_tokens=counts[0],
-                prompt_token_ids=_known_prompt(context, 0),
+                prompt_token_ids=known_prompt(context, 0),
                 chat_request=request,
                 reasoning_ended=context.prompts[0].reasoning_ended,
             )
@@ -360,17 +358,10 @@ def _derendered(context: Context) -> ChatCompletionResponse | CompletionResponse
             model=context.name,
             generate_responses=responses,
             prompt_tokens=counts,
-            prompt_token_ids=[_known_prompt(context, number) for number in range(len(counts))],
+            prompt_token_ids=[known_prompt(context, number) for number in range(len(counts))],
             completion_request=request,
         )
     )
-
-
-def _known_prompt(context: Context, number: int) -> list[int]:
-    """The prompt's ids for derender: all where they are told to the client, or are part of the text, else the end."""
-    ids, request = context.prompts[number].token_ids, context.request
-    whole = request.return_token_ids or request.echo or request.prompt_logprobs is not None
-    return ids if whole else ids[-PROMPT_TAIL:]
 
 
 def _of_prompt(context: Context, number: int) -> GenerateResponse:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from derender.engines.errors import EngineFailed
 from derender.engines.owned import Owned
 from derender.gateway.context import Context, Leg
-from derender.gateway.stages import PROMPT_TAIL
+from derender.gateway.reading import no_answer, stream_derenderer
 from derender.protocol.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
@@ -25,7 +24,6 @@ from derender.protocol.completions import (
     CompletionResponse,
     CompletionStreamChoice,
 )
-from derender.protocol.derender import ChatStreamContext, CompletionStreamContext
 from derender.protocol.errors import BadRequest
 from derender.protocol.generate import GenerateChunk, GenerateStreamChoice
 
@@ -56,7 +54,7 @@ class Streaming:
     def __init__(self, gateway: Gateway, context: Context) -> None:
         self._gateway = gateway
         self._context = context
-        self._streams = [self._derenderer(number) for number in range(len(context.prompts))]
+        self._streams = [stream_derenderer(context, number) for number in range(len(context.prompts))]
         self._created = int(time())
         self._cached: list[Usage | None] = [None] * len(context.prompts)
         self._seconds = 0.0
@@ -66,32 +64,6 @@ class Streaming:
         options = context.request.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._continuous = self._usage and options is not None and bool(options.continuous_usage_stats)
-
-    def _derenderer(self, number: int) -> ChatStreamDerenderer | CompletionStreamDerenderer:
-        context, request = self._context, self._context.request
-        prompt = context.prompts[number]
-        whole = request.return_token_ids or request.echo
-        ids = prompt.token_ids if whole else prompt.token_ids[-PROMPT_TAIL:]
-        if isinstance(request, ChatCompletionRequest):
-            return context.model.derender_chat_stream(
-                ChatStreamContext(
-                    model=context.name,
-                    prompt_tokens=len(prompt.token_ids),
-                    prompt_token_ids=ids,
-                    chat_request=request,
-                    reasoning_ended=prompt.reasoning_ended,
-                )
-            )
-        if len(context.prompts) > 1 and isinstance(request.prompt, list):
-            request = replace(request, prompt=request.prompt[number])
-        return context.model.derender_completion_stream(
-            CompletionStreamContext(
-                model=context.name,
-                prompt_tokens=len(prompt.token_ids),
-                prompt_token_ids=ids,
-                completion_request=request,
-            )
-        )
 
     async def begun(self, several: Arriving) -> AsyncGenerator[list[Chunk], None]:
         """The answer's chunks, the first of which have been made when this returns. Raises `EngineFailed`."""
@@ -176,8 +148,8 @@ class Streaming:
                     choices=choices,
                 )
             )
-        except BadRequest as error:  # the request was found right by render: what is wrong is the engine's
-            leg.failure = EngineFailed(f"the engine sent what is no answer of this model: {error.message}")
+        except BadRequest as error:
+            leg.failure = no_answer(error)
             raise leg.failure from error
         return self._finished(out, stream, leg.prompt)
 
